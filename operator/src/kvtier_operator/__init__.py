@@ -1,0 +1,1 @@
+"""kvtier's operator side: one parser of KVCacheCluster and what is built from it."""

@@ -1,0 +1,1 @@
+"""Implementations of the engine's ports; strangers to one another."""

@@ -1,0 +1,1 @@
+"""Where time and concurrency live: scheduler, admission, transfers, the worker's runtime."""
