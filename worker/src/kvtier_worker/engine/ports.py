@@ -83,7 +83,8 @@ class KVCacheStore(Protocol):
 
     def allocate(self, nbytes: int) -> int:
         """Address of zeroed memory for the host arena that this store reads and writes fastest. Owned by the store,
-        valid until `close`. Raises StoreUnavailable if it cannot."""
+        valid until `close`. Raises StoreUnavailable if it cannot.
+        """
 
     def register(self, address: int, nbytes: int) -> None:
         """Register a range for `get` and `put`. Same range twice is one registration; an overlap is refused.
