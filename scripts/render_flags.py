@@ -15,9 +15,9 @@ from kvtier_worker.contract import FlagGroup, WorkerSettings
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "flags.md"
 HEAD = """# Flags of `kvtier engine`
 
-Generated from `kvtier_worker/contract.py` by `scripts/render_flags.py`; do not edit. `--flag=value` and `--flag value` are
-the same; a boolean takes `true` or `false`, and alone means `true`. An unknown flag is refused with the nearest known
-name, and every invalid value or combination is reported at once. `xllm` is another name of `kvtier engine`.
+Generated from `kvtier_worker/contract/` by `scripts/render_flags.py`; do not edit. `--flag=value` and `--flag value`
+are the same; a boolean takes `true` or `false`, and alone means `true`. An unknown flag is refused with the nearest
+known name, and every invalid value or combination is reported at once. `xllm` is another name of `kvtier engine`.
 """
 
 

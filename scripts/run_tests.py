@@ -1,9 +1,9 @@
-"""Run the test folders one after another and say at the end what passed, what was skipped and why, and how long it took.
+"""Run the test folders one by one; say at the end what passed, how long it took, what was skipped and why.
 
     python scripts/run_tests.py [--check] FOLDER…      folders of tests/, e.g. unit sim
 
-One pytest process per folder: a folder's leaks do not reach the next one, and each has a time of its own. Exits non-zero
-if anything failed or if a folder holds no test.
+One pytest process per folder: a folder's leaks do not reach the next one, and each has a time of its own. Exits
+non-zero if anything failed or if a folder holds no test.
 """
 
 from __future__ import annotations

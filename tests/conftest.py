@@ -12,12 +12,12 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import hypothesis
+import pytest
+
 # Before torch or numpy is imported anywhere: tests share few cores, and so do the processes they start.
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
-
-import hypothesis
-import pytest
 
 # No deadline: these machines are shared. print_blob: a failure names the input that reproduces it.
 hypothesis.settings.register_profile("dev", deadline=None, print_blob=True)
