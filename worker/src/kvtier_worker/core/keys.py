@@ -9,7 +9,7 @@ a model id cannot collide with another key.
 from __future__ import annotations
 
 import posixpath
-import struct
+import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,14 +27,13 @@ TARGET_KEY_COMPONENT = "main"
 
 def digest128(data: bytes, seed: int = DEFAULT_HASH_SEED) -> bytes:
     """XXH3-128 of ``data`` as 16 bytes ``{low64, high64}``, both little endian."""
-    value = xxhash.xxh3_128_intdigest(data, seed)
-    return struct.pack("<QQ", value & 0xFFFF_FFFF_FFFF_FFFF, value >> 64)
+    return xxhash.xxh3_128_digest(data, seed)[::-1]
 
 
 def _token_bytes(tokens: Sequence[int]) -> bytes:
     packed = array("i", tokens)
-    if packed.itemsize != 4:  # pragma: no cover - no supported platform
-        return struct.pack(f"<{len(tokens)}i", *tokens)
+    if sys.byteorder == "big":  # pragma: no cover
+        packed.byteswap()
     return packed.tobytes()
 
 
@@ -59,20 +58,28 @@ class HashChain:
         """Return the hashes of the first ``num_blocks`` full blocks of ``tokens``, computing what is new.
 
         ``tokens`` must start with the tokens of every earlier call. Only full blocks have a hash.
+
+        Raises:
+            ValueError: ``tokens`` are fewer than that.
+            OverflowError: a token id does not fit 32 bits.
         """
         size = self._block_size
         if num_blocks * size > len(tokens):
             msg = f"{num_blocks} blocks of {size} tokens asked of {len(tokens)} tokens"
             raise ValueError(msg)
-        for index in range(len(self._hashes), num_blocks):
-            data = _token_bytes(tokens[index * size : (index + 1) * size])
-            if index:
-                data = self._hashes[index - 1] + data
-            digest = digest128(data, self._seed)
-            if self._extra_key:
-                digest = digest128(digest + self._extra_key, self._seed)
-            self._hashes.append(BlockHash(digest))
+        first = len(self._hashes)
+        if num_blocks > first:
+            data = _token_bytes(tokens[first * size : num_blocks * size])
+            step = len(data) // (num_blocks - first)
+            parent = self._hashes[-1] if first else b""
+            for start in range(0, len(data), step):
+                parent = self._digest(parent + data[start : start + step])
+                self._hashes.append(BlockHash(parent))
         return self._hashes[:num_blocks]
+
+    def _digest(self, data: bytes) -> bytes:
+        digest = digest128(data, self._seed)
+        return digest128(digest + self._extra_key, self._seed) if self._extra_key else digest
 
 
 def schema_string(domain: DomainLayout, *, tp_size: int, mla: bool = False) -> str:
@@ -135,15 +142,18 @@ class KeySpace:
 def draft_key_component(algorithm: str, draft_model: str, seed: int = DEFAULT_HASH_SEED) -> str:
     """Key component of a draft domain (K2); ``draft_model`` empty means embedded in the target's checkpoint.
 
-    The digest is over the canonical path where the folder exists, else over its lexically normal form, so a symlink
-    and its target share a key space.
+    The name is the last component of the path as given, the digest is over the canonical path, so a symlink and its
+    target share the digest. The only function here that looks at the file system, and only to follow symlinks.
     """
     algorithm = algorithm.lower()
     if not draft_model:
         return f"spec_draft::{algorithm}::embedded"
     lexical = posixpath.normpath(draft_model)
     name = posixpath.basename(lexical) or "checkpoint"
-    canonical = Path(draft_model).resolve().as_posix()
+    try:
+        canonical = Path(draft_model).resolve().as_posix()
+    except (OSError, RuntimeError):  # a loop of symlinks
+        canonical = lexical
     return f"spec_draft::{algorithm}::{name}::{digest128(canonical.encode(), seed).hex()}"
 
 

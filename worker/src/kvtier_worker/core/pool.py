@@ -16,7 +16,8 @@ Invariant, proved by `check_integrity`: free + leased + cached == usable; slot 0
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -69,6 +70,7 @@ HOST_TRANSITIONS: frozenset[tuple[SlotState, SlotState]] = frozenset(
     }
 )
 _TABLES = {Tier.DEVICE: DEVICE_TRANSITIONS, Tier.HOST: HOST_TRANSITIONS}
+_COPYING = frozenset({SlotState.RESTORING, SlotState.FETCHING, SlotState.OFFLOADING})
 _FIRST_STATE = {Tier.DEVICE: SlotState.LEASED, Tier.HOST: SlotState.RESERVED}
 PADDING_SLOT = 0
 
@@ -101,7 +103,8 @@ class BlockPool:
         tier: `Tier.DEVICE` or `Tier.HOST`; chooses the transition table.
         num_slots: slots including the padding slot 0; usable = num_slots - 1.
         policy: order of eviction.
-        on_evict: called with the hash of every block that eviction or a drop makes unfindable.
+        on_evict: called with the hash of every block that stops being findable.
+        num_evictions: cached blocks given up so far because a lease needed their slots.
     """
 
     tier: Tier
@@ -113,10 +116,9 @@ class BlockPool:
     _free: list[int] = field(init=False)
     _index: dict[BlockHash, int] = field(init=False, default_factory=dict)
     _children: dict[BlockHash, int] = field(init=False, default_factory=dict)
-    _num_cached: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        if self.num_slots < 2:
+        if self.num_slots <= PADDING_SLOT + 1:
             msg = f"a pool needs at least 2 slots (one is padding), got {self.num_slots}"
             raise ValueError(msg)
         self._slots = [_Slot() for _ in range(self.num_slots)]
@@ -131,13 +133,13 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Slots a lease can have now: free, or cached and therefore evictable sooner or later in one call."""
-        return len(self._free) + self._num_cached
+        """Slots a lease can have now: free or cached."""
+        return len(self._free) + len(self.policy)
 
     def counts(self) -> PoolCounts:
         """Current accounting."""
-        free = len(self._free)
-        return PoolCounts(self.usable, free, self.usable - free - self._num_cached, self._num_cached, len(self._index))
+        free, cached = len(self._free), len(self.policy)
+        return PoolCounts(self.usable, free, self.usable - free - cached, cached, len(self._index))
 
     def lookup(self, block_hash: BlockHash) -> int | None:
         """The slot published under ``block_hash``."""
@@ -178,6 +180,8 @@ class BlockPool:
     def lease(self, count: int) -> list[int]:
         """Lease ``count`` fresh slots, evicting exactly the shortfall. All or nothing.
 
+        Share what a request matched before leasing the rest, or the lease may evict the match.
+
         Raises:
             PoolExhausted: fewer are available; nothing changed.
         """
@@ -186,6 +190,7 @@ class BlockPool:
             raise PoolExhausted(msg)
         while len(self._free) < count:
             self._evict_one()
+            self.num_evictions += 1
         slots = [self._free.pop() for _ in range(count)]
         for slot in slots:
             self._move(slot, _FIRST_STATE[self.tier])
@@ -196,9 +201,8 @@ class BlockPool:
         """Add a holder to a leased or cached slot."""
         record = self._slots[slot]
         if record.state is SlotState.CACHED:
-            self._withhold(slot)
-            self._num_cached -= 1
             self._move(slot, SlotState.FILLED)
+            self.policy.remove(slot)
         elif record.leases == 0:
             msg = f"{self.tier} slot {slot} is {record.state} and cannot be shared"
             raise IntegrityError(msg)
@@ -228,16 +232,23 @@ class BlockPool:
     # content
 
     def begin(self, slots: Iterable[int], state: SlotState) -> None:
-        """A copy into these slots starts: RESTORING, FETCHING or OFFLOADING."""
+        """A copy into these leased slots starts: RESTORING, FETCHING or OFFLOADING."""
         for slot in slots:
+            if state not in _COPYING:
+                msg = f"{self.tier} slot {slot}: {state} is not the name of a copy"
+                raise IntegrityError(msg)
             self._move(slot, state)
 
     def fill(self, slots: Iterable[int]) -> None:
-        """The content is whole. Idempotent on slots that are filled already."""
+        """The content of these leased slots is whole. Idempotent on slots that are filled already."""
         for slot in slots:
-            if self._slots[slot].state is not SlotState.FILLED:
+            record = self._slots[slot]
+            if record.leases == 0:
+                msg = f"{self.tier} slot {slot} is {record.state} and filled by nobody"
+                raise IntegrityError(msg)
+            if record.state is not SlotState.FILLED:
                 self._move(slot, SlotState.FILLED)
-            self._slots[slot].pending = None
+            record.pending = None
 
     def publish(
         self,
@@ -263,30 +274,21 @@ class BlockPool:
         self._index[block_hash] = slot
         if parent is not None:
             self._children[parent] = self._children.get(parent, 0) + 1
-            above = self._index.get(parent)
-            if above is not None and self._children[parent] == 1 and self._slots[above].state is SlotState.CACHED:
-                self.policy.remove(above)
         return slot
 
     def unpublish(self, slot: int) -> None:
-        """Make ``slot`` unfindable; its holders keep it."""
-        record = self._slots[slot]
-        if record.block_hash is None:
-            return
-        del self._index[record.block_hash]
-        if self.on_evict is not None:
-            self.on_evict(record.block_hash)
-        if record.parent is not None:
-            self._forget_child(record.parent)
-        record.block_hash = record.parent = record.pending = None
+        """Make ``slot`` unfindable. Its holders keep it; a slot that only the cache holds is freed. Idempotent."""
+        if self._slots[slot].state is SlotState.CACHED:
+            self.policy.remove(slot)
+            self._free_slot(slot)
+        else:
+            self._withdraw(slot)
 
     def drop_cached(self) -> int:
         """Free every slot that only the cache holds; returns how many."""
-        dropped = 0
+        dropped = len(self.policy)
         while len(self.policy):
             self._evict_one()
-            self.num_evictions -= 1
-            dropped += 1
         return dropped
 
     # checks
@@ -297,37 +299,37 @@ class BlockPool:
         Raises:
             IntegrityError: something does not add up; the message says what.
         """
-        faults: list[str] = []
-        by_state = {state: [i for i, s in enumerate(self._slots) if s.state is state] for state in SlotState}
-        free, cached = by_state[SlotState.FREE], by_state[SlotState.CACHED]
-        if sorted([*self._free, PADDING_SLOT]) != free:
-            faults.append("free list differs from free slots")
-        if len(cached) != self._num_cached:
-            faults.append(f"{len(cached)} cached slots, {self._num_cached} counted")
-        for slot, record in enumerate(self._slots):
-            unheld = record.state in (SlotState.FREE, SlotState.CACHED)
-            if unheld != (record.leases == 0):
-                faults.append(f"slot {slot} is {record.state} with {record.leases} leases")
-            if record.block_hash is not None and self.lookup(record.block_hash) != slot:
-                faults.append(f"slot {slot} believes to be published and is not")
-            if record.state is SlotState.FREE and record.block_hash is not None:
-                faults.append(f"slot {slot} is free and published")
-            if record.state is SlotState.CACHED and record.block_hash is None:
-                faults.append(f"slot {slot} is cached and unpublished")
-        children: dict[BlockHash, int] = {}
-        for record in self._slots:
-            if record.parent is not None:
-                children[record.parent] = children.get(record.parent, 0) + 1
-        if children != self._children:
-            faults.append("children counted differ from children published")
-        for block_hash, slot in self._index.items():
-            if self._slots[slot].block_hash != block_hash:
-                faults.append(f"index entry of slot {slot} is stale")
-        leaves = sum(1 for slot in cached if self._is_leaf(slot))
-        if leaves != len(self.policy):
-            faults.append(f"{leaves} evictable slots, policy knows {len(self.policy)}")
+        faults = [fault for slot, record in enumerate(self._slots) for fault in self._slot_faults(slot, record)]
+        faults += self._count_faults()
         if faults:
             raise IntegrityError(f"{self.tier} pool: " + "; ".join(faults))
+
+    def _slot_faults(self, slot: int, record: _Slot) -> Iterator[str]:
+        unheld = record.state in (SlotState.FREE, SlotState.CACHED)
+        if record.leases < 0 or unheld != (record.leases == 0):
+            yield f"slot {slot} is {record.state} with {record.leases} leases"
+        if record.block_hash is not None and self.lookup(record.block_hash) != slot:
+            yield f"slot {slot} believes to be published and is not"
+        if record.state is SlotState.CACHED and record.block_hash is None:
+            yield f"slot {slot} is cached and unpublished"
+        findable = record.state in (SlotState.FILLED, SlotState.CACHED) or record.pending is not None
+        if record.block_hash is not None and not findable:
+            yield f"slot {slot} is {record.state} and published"
+        if record.pending is not None and (record.state is not SlotState.RESTORING or record.block_hash is None):
+            yield f"slot {slot} is {record.state} and waits for batch {record.pending}"
+
+    def _count_faults(self) -> Iterator[str]:
+        free = [slot for slot, record in enumerate(self._slots) if record.state is SlotState.FREE]
+        if sorted([*self._free, PADDING_SLOT]) != free:
+            yield "free list differs from free slots"
+        cached = sum(record.state is SlotState.CACHED for record in self._slots)
+        if cached != len(self.policy):
+            yield f"{cached} cached slots, policy knows {len(self.policy)}"
+        for block_hash, slot in self._index.items():
+            if self._slots[slot].block_hash != block_hash:
+                yield f"index entry of slot {slot} is stale"
+        if Counter(record.parent for record in self._slots if record.parent is not None) != self._children:
+            yield "children counted differ from children published"
 
     # the only writers of state
 
@@ -342,21 +344,29 @@ class BlockPool:
         record = self._slots[slot]
         if record.state is SlotState.FILLED and record.block_hash is not None:
             self._move(slot, SlotState.CACHED)
-            self._num_cached += 1
-            if self._is_leaf(slot):
-                self.policy.insert(slot, record.block_hash)
-            return
-        self.unpublish(slot)
+            self.policy.insert(slot, record.block_hash)
+        else:
+            self._free_slot(slot)
+
+    def _evict_one(self) -> None:
+        self._free_slot(self.policy.evict(self._is_leaf))
+
+    def _free_slot(self, slot: int) -> None:
+        self._withdraw(slot)
         self._move(slot, SlotState.FREE)
         self._free.append(slot)
 
-    def _is_leaf(self, slot: int) -> bool:
-        block_hash = self._slots[slot].block_hash
-        return block_hash is not None and block_hash not in self._children
-
-    def _withhold(self, slot: int) -> None:
-        if self._is_leaf(slot):
-            self.policy.remove(slot)
+    def _withdraw(self, slot: int) -> None:
+        record = self._slots[slot]
+        block_hash, parent = record.block_hash, record.parent
+        if block_hash is None:
+            return
+        record.block_hash = record.parent = record.pending = None
+        del self._index[block_hash]
+        if parent is not None:
+            self._forget_child(parent)
+        if self.on_evict is not None:
+            self.on_evict(block_hash)
 
     def _forget_child(self, parent: BlockHash) -> None:
         self._children[parent] -= 1
@@ -365,16 +375,7 @@ class BlockPool:
         del self._children[parent]
         above = self._index.get(parent)
         if above is not None and self._slots[above].state is SlotState.CACHED:
-            self.policy.insert(above, parent)
+            self.policy.expose(above)
 
-    def _evict_one(self) -> None:
-        if len(self.policy):
-            slot = self.policy.victim()
-            self.policy.remove(slot)
-        else:  # only withheld slots are left: a request holds a private duplicate of the root, not the root itself
-            slot = next(i for i, record in enumerate(self._slots) if record.state is SlotState.CACHED)
-        self._num_cached -= 1
-        self.num_evictions += 1
-        self.unpublish(slot)
-        self._move(slot, SlotState.FREE)
-        self._free.append(slot)
+    def _is_leaf(self, slot: int) -> bool:
+        return self._slots[slot].block_hash not in self._children
