@@ -35,6 +35,13 @@ class WorkerReady(Message, frozen=True):
     resident_bytes: int
 
 
+class WorkerProgress(Message, frozen=True):
+    """What a starting worker is busy with. Sent before WorkerReady only; the worker group keeps it to itself."""
+
+    rank: int
+    text: str
+
+
 class WorkerFailed(Message, frozen=True):
     """The worker cannot go on; it exits after this. ``violations`` non-empty = bad settings (exit 2)."""
 

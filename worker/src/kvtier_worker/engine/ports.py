@@ -152,7 +152,7 @@ class CopyStream(Protocol):
     """An ordered queue of copies, asynchronous to its caller, like a CUDA stream. One submitting thread at a time."""
 
     def wait(self, event: Event) -> None:
-        """Work submitted later starts after ``event``."""
+        """Work submitted later starts after ``event``. Order only: a failure before ``event`` stays its stream's own."""
 
     def restore(self, job: CopyJob, start_layer: int, stop_layer: int) -> None:
         """Queue host -> device of layers ``[start_layer, stop_layer)``."""
@@ -164,11 +164,28 @@ class CopyStream(Protocol):
         """An event after everything submitted so far."""
 
     def synchronize(self) -> None:
-        """Block until all submitted work ended. Raises TransferFailed if any of it failed; usable again then."""
+        """Block until all submitted work ended. Raises TransferFailed if any of it failed; usable again then.
+
+        Until then a failed stream skips its work, and events recorded on it after the failure have failed too.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class CopyCounters:
+    """Copies that ended well since the start; seconds are those of the copying itself, queueing excluded."""
+
+    restore_bytes: int = 0
+    restore_s: float = 0.0
+    writeback_bytes: int = 0
+    writeback_s: float = 0.0
 
 
 class CopyEngine(Protocol):
     """Streams between one host arena and the registered device caches."""
+
+    @property
+    def counters(self) -> CopyCounters:
+        """Work done so far; may lag behind copies that nobody waited for yet."""
 
     def stream(self) -> CopyStream:
         """A new stream."""
