@@ -1,0 +1,1 @@
+"""Decisions: (desired, observed) → plan. Pure."""

@@ -1,0 +1,65 @@
+"""Asks a process whether it is ready, and the machine whether a port is free. IO; called by the supervisor."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+
+import httpx
+
+from kvtier_operator.resources.processes import HttpProbe, Probe, ProcessSpec
+
+PROBE_TIMEOUT_S = 2.0
+
+
+def waiting_for(probe: Probe) -> str:
+    """What the probe still waits for, in the process's own words where it says so; empty when it is ready."""
+    if isinstance(probe, HttpProbe):
+        return _waiting_for_http(probe)
+    try:
+        socket.create_connection((probe.host, probe.port), timeout=PROBE_TIMEOUT_S).close()
+    except OSError:
+        return f"port {probe.port} to open"
+    return ""
+
+
+def _waiting_for_http(probe: HttpProbe) -> str:
+    try:
+        response = httpx.get(probe.url, timeout=PROBE_TIMEOUT_S, trust_env=False)
+    except httpx.HTTPError:
+        return f"{probe.url} to answer"
+    try:
+        body = response.json()
+    except ValueError:
+        body = {}
+    facts: Mapping[str, object] = body if isinstance(body, Mapping) else {}
+    if response.status_code == httpx.codes.OK and all(facts.get(name) == value for name, value in probe.expect.items()):
+        return ""
+    return str(facts.get("reason") or f"{probe.url} to say that it is ready")
+
+
+def busy_ports(processes: Sequence[ProcessSpec]) -> list[str]:
+    """One sentence for every port of the processes that somebody else holds."""
+    return [
+        f"port {port} ({process.name}, {purpose}) is in use: stop what holds it, or move {_where(purpose)}"
+        for process in processes
+        for port, purpose in process.ports.items()
+        if not _is_free(port)
+    ]
+
+
+def _where(purpose: str) -> str:
+    return "spec.roles[].port" if purpose == "HTTP API" else "spec.transport.ports.range"
+
+
+def _is_free(port: int) -> bool:
+    """True when the port can be bound on every interface, as Mooncake does."""
+    with socket.socket() as listener:
+        # Connections of a former run in TIME_WAIT do not stop a listener, so they must not count.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("", port))
+            listener.listen(1)
+        except OSError:
+            return False
+    return True
