@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Mapping, Sequence
-
-import httpx
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
+from urllib.parse import urlsplit
 
 from kvtier_operator.resources.processes import HttpProbe, Probe, ProcessSpec
 
@@ -24,16 +26,22 @@ def waiting_for(probe: Probe) -> str:
 
 
 def _waiting_for_http(probe: HttpProbe) -> str:
+    url = urlsplit(probe.url)
+    connection = HTTPConnection(url.hostname or "", url.port, timeout=PROBE_TIMEOUT_S)
     try:
-        response = httpx.get(probe.url, timeout=PROBE_TIMEOUT_S, trust_env=False)
-    except httpx.HTTPError:
+        connection.request("GET", url.path)
+        response = connection.getresponse()
+        status, text = response.status, response.read()
+    except (OSError, HTTPException):
         return f"{probe.url} to answer"
+    finally:
+        connection.close()
     try:
-        body = response.json()
+        body = json.loads(text)
     except ValueError:
         body = {}
     facts: Mapping[str, object] = body if isinstance(body, Mapping) else {}
-    if response.status_code == httpx.codes.OK and all(facts.get(name) == value for name, value in probe.expect.items()):
+    if status == HTTPStatus.OK and all(facts.get(name) == value for name, value in probe.expect.items()):
         return ""
     return str(facts.get("reason") or f"{probe.url} to say that it is ready")
 

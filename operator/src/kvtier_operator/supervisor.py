@@ -28,6 +28,7 @@ from kvtier_operator.resources.processes import ProcessSpec
 
 POLL_S = 0.05
 PROGRESS_EVERY_S = 5.0
+PROGRESS_AT_CHANGE_S = 1.0
 LOG_TAIL_LINES = 20
 
 Say = Callable[[str], None]
@@ -210,10 +211,9 @@ class LocalCluster:
             if now - started > spec.start_timeout_s:
                 reason = f"was not ready after {spec.start_timeout_s:.0f} s: waiting for {waiting}"
                 raise ProcessFailed(spec.name, reason, self.log_tail(spec.name))
-            if (waiting != said and said) or now - said_at > PROGRESS_EVERY_S:
+            if now - said_at > (PROGRESS_EVERY_S if waiting == said else PROGRESS_AT_CHANGE_S):
                 self._say(f"{spec.name}: waiting for {waiting} ({now - started:.0f} s)")
-                said_at = now
-            said = waiting
+                said, said_at = waiting, now
             if self._stop_request.wait(POLL_S):
                 raise Interrupted(f"stopped while {spec.name} was starting")
 

@@ -1,0 +1,163 @@
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kvtier_operator.api import KVCacheCluster, PortRange, StoreKind, parse
+from kvtier_operator.errors import SpecError
+from kvtier_operator.planning.ports import PortWant, allocate, ports_needed
+from kvtier_operator.planning.start import plan_processes
+from kvtier_operator.resources.processes import ProcessSpec, Programs
+from kvtier_worker.contract import WorkerSettings
+
+
+def cluster(
+    *, nodes: int = 1, engines: int = 1, tensor: int = 1, kind: str = "Kvtier", shm: bool = False, ports: int = 2000
+) -> KVCacheCluster:
+    return parse(
+        {
+            "apiVersion": "kvtier.dev/v1alpha1",
+            "kind": "KVCacheCluster",
+            "metadata": {"name": "demo"},
+            "spec": {
+                "store": {"pools": [{"name": "dram", "kind": kind, "replicas": nodes, "segmentSize": "64Mi"}]},
+                "transport": {"sharedMemory": shm, "ports": {"range": {"start": 20000, "size": ports}}},
+                "model": {"source": {"uri": "/m"}, "identity": {"id": "tiny"}},
+                "roles": [
+                    {
+                        "name": "engine",
+                        "type": "Fused",
+                        "replicas": engines,
+                        "parallelism": {"tensor": tensor},
+                        "tiers": {
+                            "device": {"size": "64Mi"},
+                            "host": {"blocksFactor": "2"},
+                            "store": {"enabled": True, "prefetch": {"batch": 4, "timeout": "2s"}},
+                        },
+                        "settings": {"block_size": 64},
+                    }
+                ],
+            },
+        }
+    )
+
+
+def plan(described: KVCacheCluster) -> dict[str, ProcessSpec]:
+    return {process.name: process for process in plan_processes(described, "/models/tiny", Programs())}
+
+
+def settings_of(process: ProcessSpec) -> WorkerSettings:
+    return WorkerSettings.from_argv(process.argv[2:])
+
+
+def flags_of(process: ProcessSpec) -> dict[str, str]:
+    return dict(argument[2:].split("=", 1) for argument in process.argv if "=" in argument)
+
+
+def test_processes_start_master_first_and_engine_last() -> None:
+    assert list(plan(cluster(nodes=2, engines=2))) == [
+        "master-0",
+        "store-dram-0",
+        "store-dram-1",
+        "engine-0",
+        "engine-1",
+    ]
+
+
+def test_the_engines_command_parses_to_what_the_manifest_says() -> None:
+    processes = plan(cluster(tensor=3))
+    settings = settings_of(processes["engine-0"])
+    assert processes["engine-0"].argv[:2] == ("kvtier", "engine")
+    assert (settings.model, settings.model_id, settings.tp_size, settings.block_size) == ("/models/tiny", "tiny", 3, 64)
+    assert (settings.max_cache_size, settings.host_blocks_factor) == (64 * 2**20, 2.0)
+    assert (settings.enable_kvcache_store, settings.prefetch_batch_size, settings.prefetch_timeout) == (True, 4, 2000)
+    master = flags_of(processes["master-0"])
+    assert settings.store_master_server_address == f"{master['rpc_address']}:{master['rpc_port']}"
+    assert settings.store_shm_client == ""
+
+
+@pytest.mark.parametrize("kind", list(StoreKind))
+def test_shared_memory_leads_each_engine_to_a_storage_node_of_its_machine(kind: StoreKind) -> None:
+    processes = plan(cluster(nodes=2, engines=2, kind=kind, shm=True))
+    flag = "shm_port" if kind is StoreKind.KVTIER else "port"
+    nodes = [f"127.0.0.1:{flags_of(processes[f'store-dram-{index}'])[flag]}" for index in range(2)]
+    assert [settings_of(processes[f"engine-{index}"]).store_shm_client for index in range(2)] == nodes
+
+
+def test_without_shared_memory_the_node_opens_no_door_for_it() -> None:
+    assert "shm_port" not in flags_of(plan(cluster())["store-dram-0"])
+
+
+def test_a_cluster_without_store_is_engines_only() -> None:
+    document = {
+        "apiVersion": "kvtier.dev/v1alpha1",
+        "kind": "KVCacheCluster",
+        "metadata": {"name": "demo"},
+        "spec": {
+            "model": {"source": {"uri": "/m"}, "identity": {"id": "tiny"}},
+            "roles": [{"name": "engine", "type": "Fused", "tiers": {"device": {"size": "64Mi"}}}],
+        },
+    }
+    processes = plan(parse(document))
+    assert list(processes) == ["engine-0"]
+    assert not settings_of(processes["engine-0"]).enable_kvcache_store
+
+
+def test_what_the_engine_would_refuse_is_refused_before_anything_starts() -> None:
+    described = cluster()
+    role = described.roles[0]
+    document_settings = {**role.settings, "enable_prefix_cache": False}
+    broken = KVCacheCluster(
+        described.name,
+        described.master,
+        described.pools,
+        described.transport,
+        described.model,
+        (type(role)(role.name, role.type, role.replicas, role.tensor, role.port, role.tiers, document_settings),),
+    )
+    with pytest.raises(SpecError, match="enable_prefix_cache"):
+        plan(broken)
+
+
+def test_a_range_that_is_too_small_says_how_many_ports_are_needed() -> None:
+    with pytest.raises(SpecError, match=r"spec\.transport\.ports\.range\.size = 14: this cluster needs 15 ports"):
+        plan(cluster(ports=14))
+    plan(cluster(ports=15))
+
+
+@given(nodes=st.integers(1, 5), engines=st.integers(1, 4), tensor=st.integers(1, 8), shm=st.booleans())
+def test_no_port_has_two_owners_and_all_lie_in_the_range(nodes: int, engines: int, tensor: int, shm: bool) -> None:
+    described = cluster(nodes=nodes, engines=engines, tensor=tensor, shm=shm)
+    claims: list[set[int]] = []
+    for process in plan(described).values():
+        mine = set(process.ports)
+        flags = flags_of(process)
+        low, high = process.env.get("MC_MIN_RPC_PORT"), process.env.get("MC_MAX_RPC_PORT")
+        if low and high:
+            assert int(high) - int(low) + 1 >= 2 * (tensor if process.name.startswith("engine") else 1)
+            assert set(range(int(low), int(high) + 1)) <= mine
+        if "host" in flags:
+            mine.add(int(flags["host"].split(":")[1]))
+        if process.name.startswith("engine"):
+            settings = settings_of(process)
+            labels = {settings.store_endpoint(rank).port for rank in range(tensor)}
+            assert not labels & mine
+            mine |= labels
+            mine.remove(settings.port)
+        assert all(described.transport.ports.start <= port < described.transport.ports.stop for port in mine)
+        claims.append(mine)
+    assert all(not one & other for one, other in combinations(claims, 2))
+
+
+@given(st.lists(st.integers(1, 50), max_size=20), st.integers(1024, 30000))
+def test_blocks_are_packed_disjoint_and_in_the_order_of_the_wants(counts: list[int], start: int) -> None:
+    wants = [PortWant(f"process-{index}", count) for index, count in enumerate(counts)]
+    needed = ports_needed(wants)
+    blocks = allocate(PortRange(start, max(needed, 1)), wants)
+    ports = [port for block in blocks.values() for port in range(block.start, block.stop)]
+    assert ports == list(range(start, start + needed))
+    assert [blocks[want.process].stop - blocks[want.process].start for want in wants] == counts
+
+
+def test_the_same_manifest_gives_the_same_commands() -> None:
+    assert plan(cluster(nodes=3, engines=2)) == plan(cluster(nodes=3, engines=2))
