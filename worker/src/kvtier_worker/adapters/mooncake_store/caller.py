@@ -1,0 +1,133 @@
+"""One call to the client: guard, circuit breaker, accounting of time, vendor errors.
+
+Everything `store` asks for goes through `StoreCaller.call`, so a call that may not be made cannot be made.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvtier_worker.adapters.mooncake_store.breaker import (
+    Admission,
+    BreakerPolicy,
+    BreakerState,
+    CallResult,
+    CircuitBreaker,
+)
+from kvtier_worker.adapters.mooncake_store.codes import call_result
+from kvtier_worker.adapters.mooncake_store.guard import ClientClosed, GuardedClient, RawClient
+
+_LOG = logging.getLogger(__name__)
+
+_VENDOR_ERRORS = (TypeError, ValueError, RuntimeError, MemoryError)
+"""What pybind raises for arguments and results that it cannot convert, and for C++ exceptions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came back.
+
+    Attributes:
+        asked: False when the store was not asked: closed, or the breaker is open.
+        codes: one per object; fewer when the client broke its word.
+    """
+
+    asked: bool
+    codes: Sequence[int] = ()
+
+
+_NOT_ASKED = Reply(asked=False)
+
+
+class StoreCaller:
+    """Makes calls and keeps count of what goes wrong. Thread-safe.
+
+    Args:
+        client: set up.
+        policy: of the breaker.
+        reachable: a quick look whether the store answers at all; asked before a trial call, which could cost seconds.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        client: GuardedClient,
+        policy: BreakerPolicy,
+        reachable: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._breaker = CircuitBreaker(policy)
+        self._reachable = reachable
+        self.clock = clock
+        self._errors: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    @property
+    def state(self) -> BreakerState:
+        """Of the breaker."""
+        return self._breaker.state
+
+    @property
+    def errors(self) -> Mapping[str, int]:
+        """Errors so far, by name; a copy."""
+        with self._lock:
+            return dict(self._errors)
+
+    def count(self, name: str, times: int = 1) -> None:
+        """Count an error."""
+        with self._lock:
+            self._errors[name] += times
+
+    def call(self, function: Callable[[RawClient], Sequence[int]], expected: int) -> Reply:
+        """Run ``function`` on the client if that is allowed. Returns when it returned, never earlier.
+
+        Args:
+            function: gives one code per object.
+            expected: how many objects.
+        """
+        try:
+            with self._client.use() as raw:
+                return self._admitted_call(raw, function, expected)
+        except ClientClosed:
+            self.count("closed")
+            return _NOT_ASKED
+
+    def _admitted_call(self, raw: RawClient, function: Callable[[RawClient], Sequence[int]], expected: int) -> Reply:
+        started = self.clock()
+        with self._lock:
+            admission = self._breaker.admit(started)
+        if admission is Admission.REFUSED:
+            self.count("breaker_open")
+            return _NOT_ASKED
+        if admission is Admission.TRIAL and not self._reachable():
+            self._record(admission, CallResult.CONTROL_FAULT, started)
+            self.count("unreachable")
+            return _NOT_ASKED
+        codes: Sequence[int] = ()
+        try:
+            codes = function(raw)
+        except _VENDOR_ERRORS as error:
+            self.count("client_exception")
+            _LOG.warning("store call failed", extra={"error": repr(error)})
+        finally:
+            self._record(admission, call_result(codes, expected), started)
+        if len(codes) < expected:
+            self.count("short_result", expected - len(codes))
+        return Reply(asked=True, codes=codes)
+
+    def _record(self, admission: Admission, result: CallResult, started: float) -> None:
+        now = self.clock()
+        with self._lock:
+            before = self._breaker.state
+            self._breaker.record(admission, result, now - started, now)
+            after = self._breaker.state
+        if after is not before:
+            level = logging.INFO if after is BreakerState.CLOSED else logging.WARNING
+            fields = {"before": before.value, "after": after.value, "result": result.value, "seconds": now - started}
+            _LOG.log(level, "store breaker is %s", after.value, extra=fields)

@@ -1,0 +1,221 @@
+"""From options to a client that is set up: checks, environment, import, version probe, setup, memory placement.
+
+Two placements. Embedded: this process is a Mooncake client of its own, over TCP or RDMA. Shared memory: a
+mooncake_client on this machine does the work and copies straight into memory that it shares with us.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import importlib.metadata
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from kvtier_worker.adapters.mooncake_store.checks import (
+    answers,
+    master_violation,
+    needs_label_port,
+    option_violations,
+    shm_violation,
+)
+from kvtier_worker.adapters.mooncake_store.environment import apply_environment
+from kvtier_worker.adapters.mooncake_store.guard import GuardedClient, RawClient
+from kvtier_worker.adapters.mooncake_store.options import MooncakeOptions
+from kvtier_worker.addresses import parse_host_port, parse_master_address
+from kvtier_worker.errors import StoreUnavailable
+from kvtier_worker.machine.libraries import install_line, missing_libraries
+from kvtier_worker.machine.memory import PageMemory, allocate_pages, physical_memory_bytes
+from kvtier_worker.machine.ports import hold_port, port_holder
+
+_LOG = logging.getLogger(__name__)
+
+_PACKAGES = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine")
+_EMBEDDED_CALLS = ("setup", "batch_is_exist", "batch_get_into", "batch_put_from", "register_buffer", "close")
+_SHARED_CALLS = (*_EMBEDDED_CALLS, "setup_dummy", "alloc_from_mem_pool")
+_LOCAL_BUFFER_BYTES = 0
+"""Only calls that copy through Mooncake's own buffer need one; all of ours are zero-copy."""
+
+
+@dataclass(slots=True)
+class Connection:
+    """A client that is set up, and what belongs to it.
+
+    Attributes:
+        client: the guarded client.
+        replicate_config: Mooncake's record for puts.
+        shared_memory: whether memory must come from the client's pool.
+        reachable: a quick look whether the store answers.
+        label: keeps the port of `MooncakeOptions.local_hostname` to ourselves; empty when not needed.
+        clock: monotonic seconds.
+    """
+
+    client: GuardedClient
+    replicate_config: Any
+    shared_memory: bool
+    reachable: Callable[[], bool]
+    label: Sequence[socket.socket] = ()
+    clock: Callable[[], float] = time.monotonic
+    _pages: list[PageMemory] = field(default_factory=list)
+
+    def allocate(self, raw: RawClient, nbytes: int) -> int:
+        """Address of zeroed memory for this placement.
+
+        Raises:
+            StoreUnavailable: there is not enough.
+        """
+        if self.shared_memory:
+            address = raw.alloc_from_mem_pool(nbytes)
+            if not address:
+                raise StoreUnavailable(f"the pool shared with the mooncake_client has no {nbytes} bytes left")
+            return address
+        try:
+            pages = allocate_pages(nbytes)
+        except OSError as error:
+            raise StoreUnavailable(f"cannot allocate {nbytes} bytes of host memory: {error}") from error
+        if pages.problem:
+            _LOG.warning("host memory is not locked: %s", pages.problem)
+        self._pages.append(pages)
+        return pages.address
+
+    def close(self, registered: Sequence[int]) -> None:
+        """Close the client, then give memory and port back."""
+        self.client.close(registered)
+        self._pages.clear()
+        for held in self.label:
+            held.close()
+
+
+def open_connection(options: MooncakeOptions) -> Connection:
+    """Set a client up.
+
+    Raises:
+        StoreUnavailable: every reason that can be told, each with its fix.
+    """
+    violations = option_violations(options)
+    if not violations:
+        problem = shm_violation(options.shm_client) if options.shm_client else master_violation(options)
+        violations = (problem,) if problem else ()
+    if violations:
+        raise StoreUnavailable("; ".join(violations))
+    apply_environment(options, os.environ)
+    module = load_mooncake(_SHARED_CALLS if options.shm_client else _EMBEDDED_CALLS)
+    label = _hold_label(options) if needs_label_port(options) else ()
+    try:
+        raw = _set_up_shared(module, options) if options.shm_client else _set_up_embedded(module, options)
+    except StoreUnavailable:
+        for held in label:
+            held.close()
+        raise
+    config = module.ReplicateConfig()
+    config.replica_num = options.replica_num
+    return Connection(
+        client=GuardedClient(raw),
+        replicate_config=config,
+        shared_memory=bool(options.shm_client),
+        reachable=_quick_look(options),
+        label=label,
+    )
+
+
+def load_mooncake(calls: Sequence[str]) -> ModuleType:
+    """Import ``mooncake.store`` and check that its client has every call in ``calls``.
+
+    Raises:
+        StoreUnavailable: not installed, a system library is missing, or the version does not fit.
+    """
+    try:
+        module = importlib.import_module("mooncake.store")
+    except ImportError as error:
+        missing = missing_libraries()
+        fix = install_line(missing) if missing else f"pip install {_PACKAGES[0]}"
+        raise StoreUnavailable(f"mooncake cannot be imported ({error}); run: {fix}") from error
+    absent = [name for name in calls if not hasattr(module.MooncakeDistributedStore, name)]
+    if absent or not hasattr(module, "ReplicateConfig"):
+        raise StoreUnavailable(
+            f"mooncake {mooncake_version()} lacks {', '.join(absent) or 'ReplicateConfig'}; "
+            f"install {_PACKAGES[0]}==0.3.13.post1, the version this was measured with"
+        )
+    return module
+
+
+def mooncake_version() -> str:
+    """Version of the installed wheel, or ``unknown``."""
+    for package in _PACKAGES:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def _hold_label(options: MooncakeOptions) -> Sequence[socket.socket]:
+    local = parse_host_port(options.local_hostname)
+    try:
+        return (hold_port(local.host, local.port),)
+    except OSError as error:
+        holder = f", held by {port_holder(local.port)}" if error.errno == errno.EADDRINUSE else ""
+        raise StoreUnavailable(
+            f"the store client's address {local} cannot be bound ({error.strerror or error}{holder}); "
+            "choose another base port or address in --store_local_hostname (rank i uses base port + i)"
+        ) from error
+
+
+def _set_up_embedded(module: ModuleType, options: MooncakeOptions) -> RawClient:
+    raw = module.MooncakeDistributedStore()
+    try:
+        code = raw.setup(
+            options.local_hostname,
+            options.metadata_server,
+            0,
+            _LOCAL_BUFFER_BYTES,
+            options.protocol,
+            options.rdma_devices if options.protocol == "rdma" else "",
+            options.master,
+        )
+    except MemoryError as error:
+        raise StoreUnavailable(
+            "mooncake could not get its memory; unset MC_STORE_USE_HUGEPAGE or reserve huge pages"
+        ) from error
+    if code != 0:
+        raise StoreUnavailable(f"mooncake setup failed ({code}) with master {options.master}: {_setup_hint(options)}")
+    client: RawClient = raw
+    return client
+
+
+def _setup_hint(options: MooncakeOptions) -> str:
+    master = parse_master_address(options.master)
+    if master.via_etcd:
+        return (
+            f"no leader of cluster {options.cluster_id!r} is registered there; "
+            "compare MC_STORE_CLUSTER_ID with the masters' --cluster_id and wait for a leader"
+        )
+    if options.rpc_ports is not None:
+        return f"check that two ports of {options.rpc_ports[0]}…{options.rpc_ports[1]} are free and the master serves"
+    return "check that it is a mooncake_master and that it serves"
+
+
+def _set_up_shared(module: ModuleType, options: MooncakeOptions) -> RawClient:
+    """The pool is address space until it is used, so it may be as large as the machine."""
+    raw = module.MooncakeDistributedStore()
+    code = raw.setup_dummy(physical_memory_bytes(), _LOCAL_BUFFER_BYTES, options.shm_client)
+    if code != 0:
+        raise StoreUnavailable(
+            f"the mooncake_client at {options.shm_client} refused shared memory ({code}); check that it serves"
+        )
+    client: RawClient = raw
+    return client
+
+
+def _quick_look(options: MooncakeOptions) -> Callable[[], bool]:
+    if options.shm_client:
+        endpoint = parse_host_port(options.shm_client)
+        return lambda: answers(endpoint, 0.3)
+    members = parse_master_address(options.master).endpoints
+    return lambda: any(answers(member, 0.3) for member in members)

@@ -1,0 +1,1 @@
+"""What this machine offers: libraries, memory limits, ports, RDMA devices. Reads the system, decides nothing."""

@@ -1,0 +1,67 @@
+"""Listening ports of this machine: hold one, or say who does."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+_LISTEN = "0A"
+_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+
+
+def hold_port(host: str, port: int) -> socket.socket:
+    """Bind and listen, so that nobody else gets the port and tools show who has it. The caller closes it.
+
+    Raises:
+        OSError: taken, not permitted, or ``host`` is no address of this machine.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    held = socket.socket(family, kind, protocol)
+    try:
+        held.bind(address)
+        held.listen(1)
+    except OSError:
+        held.close()
+        raise
+    return held
+
+
+def port_holder(port: int) -> str:
+    """Who listens on ``port``: ``pid 123 (name)``, or ``another process`` where the kernel does not tell us."""
+    inodes = _listening_inodes(port)
+    for process in Path("/proc").glob("[0-9]*"):
+        if inodes & _socket_inodes(process):
+            return f"pid {process.name} ({_command(process)})"
+    return "another process"
+
+
+def _listening_inodes(port: int) -> set[str]:
+    found: set[str] = set()
+    for table in _TABLES:
+        if not table.exists():
+            continue
+        for line in table.read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                found.add(f"socket:[{fields[9]}]")
+    return found
+
+
+def _socket_inodes(process: Path) -> set[str]:
+    found: set[str] = set()
+    try:
+        for descriptor in (process / "fd").iterdir():
+            try:
+                found.add(str(descriptor.readlink()))
+            except OSError:
+                continue  # closed meanwhile
+    except OSError:
+        return found  # ended meanwhile, or another user's
+    return found
+
+
+def _command(process: Path) -> str:
+    try:
+        return (process / "comm").read_text().strip()
+    except OSError:
+        return "ended"
