@@ -7,8 +7,9 @@ and sizes only: who allocated the memory is the composition root's business.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from kvtier_worker.core.ids import BlockType, CacheRole, HostSlot
 from kvtier_worker.core.layout import DomainLayout, ObjectLayout
@@ -16,8 +17,20 @@ from kvtier_worker.core.layout import DomainLayout, ObjectLayout
 REGION_ALIGNMENT = 4096
 """Regions start on pages, so that registering or locking one never touches its neighbour."""
 
-ArenaMemory = Callable[[int], int]
-"""Allocates that many zeroed bytes and returns their address; they stay valid until after the copy engine closed."""
+
+class ArenaMemory(Protocol):
+    """Where the arena's bytes come from."""
+
+    def allocate(self, nbytes: int) -> int:
+        """Address of that many zeroed bytes, valid until `free`. Called once.
+
+        Raises:
+            ConfigError: there is no such amount.
+            StoreUnavailable: the store that should give it cannot.
+        """
+
+    def free(self) -> None:
+        """Nothing refers to the memory any more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ _TRAILER = struct.Struct("<QQ")
 
 def _digest(address: int, payload_bytes: int) -> int:
     payload = (ctypes.c_uint8 * payload_bytes).from_address(address)
-    return xxhash.xxh3_64_intdigest(payload)  # type: ignore[no-any-return]
+    digest: int = xxhash.xxh3_64_intdigest(payload)
+    return digest
 
 
 def write_trailer(address: int, payload_bytes: int) -> None:
@@ -29,5 +30,7 @@ def write_trailer(address: int, payload_bytes: int) -> None:
 
 def trailer_is_valid(address: int, payload_bytes: int) -> bool:
     """Whether the object at ``address`` is exactly what was written."""
+    digest: int
+    length: int
     digest, length = _TRAILER.unpack(ctypes.string_at(address + payload_bytes, TRAILER_BYTES))
     return length == payload_bytes and digest == _digest(address, payload_bytes)

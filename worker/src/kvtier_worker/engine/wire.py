@@ -10,8 +10,10 @@ import msgspec
 from kvtier_worker.engine.messages import FromWorker, Message, ToWorker, WorkerProgress
 from kvtier_worker.errors import ProtocolError
 
-_TO_WORKER = msgspec.msgpack.Decoder(ToWorker)
-_FROM_WORKER = msgspec.msgpack.Decoder(FromWorker | WorkerProgress)
+_TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+_FROM_WORKER: msgspec.msgpack.Decoder[FromWorker | WorkerProgress] = msgspec.msgpack.Decoder(
+    FromWorker | WorkerProgress
+)
 
 
 def encode(message: Message) -> bytes:
