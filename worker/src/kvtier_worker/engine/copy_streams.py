@@ -48,6 +48,6 @@ class CopyStreamPool:
             try:
                 stream.synchronize()
             except TransferFailed as error:
-                log.warning("copy stream drained after a failure", extra={"error": str(error)})
+                log.warning("copy stream drained after a failure error=%r", str(error))
         with self._lock:
             self._free.append(stream)

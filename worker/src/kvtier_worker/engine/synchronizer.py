@@ -49,6 +49,11 @@ class LayerSynchronizer:
             raise ProtocolError(msg)
         self._index = {start: index for index, (start, _) in enumerate(self.ranges)}
 
+    @property
+    def failed(self) -> bool:
+        """Whether a wait failed or the batch was aborted."""
+        return bool(self._failure)
+
     def wait(self, layer: int) -> None:
         """Order compute submitted from now on behind ``layer``'s copies; free except at the start of a range.
 
@@ -115,6 +120,7 @@ class FailedGate:
 
     reason: str
     stall_s: float = 0.0
+    failed: bool = True
 
     def wait(self, layer: int) -> None:
         """Let the forward run on; its outputs are dropped in `finish`."""

@@ -117,7 +117,7 @@ class WritebackPipeline:
         except queue.Full:
             with self._lock:
                 self._skipped += 1
-            log.warning("put left out: the store is slower than write-back", extra={"job": job.plan.job_id})
+            log.warning("put left out job=%d reason='too many are queued'", job.plan.job_id)
             return False
         return True
 
