@@ -21,7 +21,7 @@ from pathlib import Path
 
 from kvtier_worker.testing.processes import ChildProcess, free_ports, http_status, port_answers
 
-_QUIET: Mapping[str, str] = {"GLOG_minloglevel": "1", "GLOG_logtostderr": "1"}
+_QUIET: Mapping[str, str] = {"MC_LOG_LEVEL": "ERROR", "GLOG_minloglevel": "1", "GLOG_logtostderr": "1"}
 _LOOPBACK = "127.0.0.1"
 
 

@@ -10,7 +10,7 @@ from kvtier_worker.adapters.mooncake_store.options import MooncakeOptions
 
 _LOG = logging.getLogger(__name__)
 
-_QUIET: Mapping[str, str] = {"GLOG_minloglevel": "2", "GLOG_logtostderr": "1"}
+_QUIET: Mapping[str, str] = {"MC_LOG_LEVEL": "ERROR", "GLOG_minloglevel": "2", "GLOG_logtostderr": "1"}
 """It logs a line per batch and harmless errors at level ERROR; what matters comes back as a code."""
 
 
