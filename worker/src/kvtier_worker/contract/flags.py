@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 
@@ -107,6 +108,12 @@ def _number(bound: float) -> str:
 
 def flags_of(record: type[Any]) -> Mapping[str, Flag]:
     """The flags of a settings record, by name, in field order."""
+    hashable: Any = record
+    return _flags(hashable)
+
+
+@cache
+def _flags(record: Any) -> Mapping[str, Flag]:
     return {entry.name: _flag(entry) for entry in fields(record)}
 
 
