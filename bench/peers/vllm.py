@@ -67,7 +67,8 @@ def engine(model: Path, threads: int, connector: Mapping[str, object] | None, wo
         "OMP_NUM_THREADS": str(threads),
         "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CACHE_ROOT": str(work / "vllm-cache"),  # compiled once, for all variants
+        "VLLM_CACHE_ROOT": str(work.parent / "vllm-cache"),  # compiled once, for all variants
+        "VLLM_USE_AOT_COMPILE": "0",  # what it saves it cannot load again, and compiles at every start
         "HF_HUB_OFFLINE": "1",
         "PYTHONHASHSEED": "0",  # its block hashes must survive a restart
         "LD_PRELOAD": preload(),
