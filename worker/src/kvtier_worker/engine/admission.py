@@ -42,6 +42,7 @@ class Admission:
         batch_size: logical blocks per batch.
         timeout_s: of one prefetch; None = never.
         on_ready: takes a request whose prefetch is over.
+        on_quiesced: takes a cancelled request once nothing is in flight for it.
         on_end: takes the report of every job that read from the store.
     """
 
@@ -52,6 +53,7 @@ class Admission:
     batch_size: int
     timeout_s: float | None
     on_ready: Callable[[LiveRequest], None]
+    on_quiesced: Callable[[LiveRequest], None]
     on_end: Callable[[PrefetchReport], None]
     jobs: dict[JobId, PrefetchJob] = field(default_factory=dict)
     _by_request: dict[LiveRequest, PrefetchJob] = field(default_factory=dict)
@@ -199,6 +201,7 @@ class Admission:
         elif job.live.state is RequestState.STOPPING:
             self.blocks.release(job.live)
             job.live.apply(RequestEvent.QUIESCED)
+            self.on_quiesced(job.live)
 
     def _admit(self, live: LiveRequest) -> None:
         self.blocks.mount(live)

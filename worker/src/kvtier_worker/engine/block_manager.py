@@ -206,13 +206,12 @@ class TieredBlockManager:
         self.release(live)
         return entries
 
-    def abort(self, live: LiveRequest) -> None:
-        """The step of ``live`` failed and touches nothing any more: unpublish what it was to fill, release all."""
+    def abort_pending(self, live: LiveRequest) -> None:
+        """The step of ``live`` failed and touches nothing any more: make unfindable what it was to restore."""
         held = live.held
-        for block, origin in zip(held.table, held.provenance, strict=True):
-            if origin.origin is Origin.RESTORED and self.device.state(block) is SlotState.RESTORING:
+        for block, provenance in zip(held.table, held.provenance, strict=True):
+            if provenance.origin is Origin.RESTORED and self.device.state(block) is SlotState.RESTORING:
                 self.device.unpublish(block)
-        self.release(live)
 
     def release(self, live: LiveRequest) -> None:
         """Drop every lease of a request that no step touches."""

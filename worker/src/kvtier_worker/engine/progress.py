@@ -1,0 +1,147 @@
+"""What a step changed: tokens appended and delivered, blocks published, sequences ended or put back to waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvtier_worker.core.lifecycle import RequestEvent, RequestState
+from kvtier_worker.engine.block_manager import TieredBlockManager
+from kvtier_worker.engine.frontend import FinishReason, RequestOutput, TokenLogprob
+from kvtier_worker.engine.host_tier import WritebackEntry
+from kvtier_worker.engine.messages import TokenOutput
+from kvtier_worker.engine.metrics import EngineMetrics
+from kvtier_worker.engine.requests import LiveRequest
+from kvtier_worker.engine.scheduler import Scheduler, StepPlan
+from kvtier_worker.engine.step import StepInFlight
+
+MAX_FAILED_STEPS = 2
+"""Steps that may fail under a request, without a good one between, before it ends with an error."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """Carries the outcome of a step over to its requests. Called by the engine thread, with no step in flight.
+
+    Args:
+        blocks: the tiers.
+        scheduler: queues of the requests.
+        metrics: counters.
+        write_back: takes blocks to write back.
+        forget: called with every request after its last output and the last use of its blocks.
+    """
+
+    blocks: TieredBlockManager
+    scheduler: Scheduler
+    metrics: EngineMetrics
+    write_back: Callable[[list[WritebackEntry]], None]
+    forget: Callable[[LiveRequest], None]
+
+    def commit(self, step: StepInFlight, now: float) -> None:
+        """The step succeeded on every rank."""
+        outputs = step.outputs()
+        block_size = self.blocks.block_size
+        for live, start, count, sample in step.plan.sequences:
+            end = live.num_computed = start + count
+            live.num_failures = 0
+            if not live.counted:
+                self._count_prompt(live)
+            if end // block_size > live.held.num_settled:
+                self.write_back(self.blocks.settle(live))
+                self.scheduler.progressed(live)
+            if live.state is RequestState.STOPPING:
+                self._quiesce(live)
+            elif sample:
+                self._deliver(live, outputs[live.request.request_id], now)
+
+    def fail(self, step: StepInFlight, error: str) -> None:
+        """The step failed on some rank: everything it was to fill is taken back, its requests wait again or fail (R3).
+
+        Every request that shares a block pending on this step is in this step, so none is left behind.
+        """
+        self.metrics.failed_steps.inc()
+        for live, *_ in step.plan.sequences:
+            self.blocks.abort_pending(live)
+        for live, *_ in step.plan.sequences:
+            live.num_failures += 1
+            live.shun_host = live.shun_host or bool(live.held.restoring)
+            if live.state is RequestState.STOPPING:
+                self._quiesce(live)
+                continue
+            self.blocks.release(live)
+            if live.num_failures > MAX_FAILED_STEPS:
+                self.end_with_error(live, f"the step failed {live.num_failures} times: {error}")
+                continue
+            live.apply(RequestEvent.RESTORE_ABORTED)
+            self.scheduler.leave(live)
+            self.scheduler.waiting.add(live)
+
+    def cancel(self, live: LiveRequest, plan: StepPlan | None) -> None:
+        """End a request for its client now; its blocks follow when ``plan``, the step in flight, is over.
+
+        A PREFETCHING request is STOPPING afterwards; the caller stops its job.
+        """
+        was = live.state
+        live.apply(RequestEvent.CANCELLED)
+        live.sink(RequestOutput(live.request_id, (), (), FinishReason.CANCELLED, live.cached))
+        self.metrics.requests.labels(FinishReason.CANCELLED).inc()
+        if was is RequestState.WAITING:
+            self.scheduler.leave(live)
+            self.blocks.release(live)
+            self.forget(live)
+        elif was is RequestState.RUNNING and not (plan and any(entry.live is live for entry in plan.sequences)):
+            self._quiesce(live)
+
+    def end_with_error(self, live: LiveRequest, error: str) -> None:
+        """Tell the client, and forget a request that holds nothing and that no step touches."""
+        live.apply(RequestEvent.FAILED)
+        self.scheduler.leave(live)
+        live.sink(RequestOutput(live.request_id, (), (), FinishReason.ERROR, live.cached, error))
+        self.metrics.requests.labels(FinishReason.ERROR).inc()
+        self.forget(live)
+
+    # private
+
+    def _deliver(self, live: LiveRequest, output: TokenOutput, now: float) -> None:
+        live.tokens.append(output.token_id)
+        self.metrics.generated_tokens += 1
+        elapsed_ms = (now - live.last_token_at) * 1000
+        live.last_token_at = now
+        if live.num_outputs == 1:
+            self.metrics.ttft_ms.observe(elapsed_ms)
+            self.scheduler.progressed(live)
+        else:
+            self.metrics.itl_ms.observe(elapsed_ms)
+        reason = _finish_reason(live, output.token_id)
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if live.sampling.logprobs is not None:
+            logprobs = (TokenLogprob(output.token_id, output.logprob, tuple(output.top)),)
+        if reason is not None:
+            self._finish(live, reason)
+        live.sink(RequestOutput(live.request.request_id, (output.token_id,), logprobs, reason, live.cached))
+        if reason is not None:
+            self.forget(live)
+
+    def _finish(self, live: LiveRequest, reason: FinishReason) -> None:
+        self.write_back(self.blocks.retire(live))
+        live.apply(RequestEvent.FINISHED)
+        self.scheduler.leave(live)
+        self.metrics.requests.labels(reason).inc()
+
+    def _quiesce(self, live: LiveRequest) -> None:
+        self.write_back(self.blocks.retire(live))
+        live.apply(RequestEvent.QUIESCED)
+        self.scheduler.leave(live)
+        self.forget(live)
+
+    def _count_prompt(self, live: LiveRequest) -> None:
+        live.counted = True
+        live.cached = self.blocks.cached_tokens(live)
+        size = self.blocks.block_size
+        self.metrics.prompt_counted(live.prompt_len, live.prompt_len // size, size, live.cached)
+
+
+def _finish_reason(live: LiveRequest, token_id: int) -> FinishReason | None:
+    if token_id in live.stop_ids:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if len(live.tokens) >= live.max_tokens_len else None

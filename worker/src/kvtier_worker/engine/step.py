@@ -1,0 +1,90 @@
+"""One step in flight: what is sent for a plan, which answers are due, and whether its results may be used (R2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvtier_worker.engine.messages import (
+    Forward,
+    ForwardDone,
+    RegisterRestore,
+    RestoreRegistered,
+    SequenceStep,
+    TokenOutput,
+)
+from kvtier_worker.engine.scheduler import StepPlan
+
+
+def forward_message(plan: StepPlan) -> Forward:
+    """The Forward of ``plan``. It refers to live block tables: send encodes or copies it at once."""
+    sequences = [
+        SequenceStep(
+            live.request.request_id,
+            live.tokens[start : start + count],
+            start,
+            live.held.table,
+            sample,
+            live.sampling_now() if sample else None,
+        )
+        for live, start, count, sample in plan.sequences
+    ]
+    return Forward(plan.batch_id, bool(plan.restores), sequences)
+
+
+def restore_message(plan: StepPlan) -> RegisterRestore | None:
+    """What must be sent before the Forward of ``plan``; None = nothing is restored."""
+    return RegisterRestore(plan.batch_id, plan.restores) if plan.restores else None
+
+
+@dataclass(slots=True)
+class StepInFlight:
+    """Collects the answers to one step.
+
+    The engine does not wait for the ACK of a restore before it sends the Forward: both travel one ordered lane. But a
+    step whose ACK is missing, wrong or short counts as failed, whatever its Forward says.
+    """
+
+    plan: StepPlan
+    num_ranks: int
+    started: float
+    done: dict[int, ForwardDone] = field(default_factory=dict)
+    _acknowledged: set[int] = field(default_factory=set)
+    _errors: list[str] = field(default_factory=list)
+
+    def on_registered(self, message: RestoreRegistered) -> None:
+        """A rank acknowledged the restores of a batch; of another batch: ignored."""
+        if message.batch_id != self.plan.batch_id:
+            return
+        expected = len(self.plan.restores)
+        if message.error or message.count != expected:
+            what = message.error or f"{message.count} of {expected} blocks registered"
+            self._errors.append(f"rank {message.rank}: restore: {what}")
+        self._acknowledged.add(message.rank)
+
+    def on_done(self, message: ForwardDone) -> None:
+        """A rank ended a batch; another batch: ignored."""
+        if message.batch_id != self.plan.batch_id or message.rank in self.done:
+            return
+        self.done[message.rank] = message
+        if message.error:
+            self._errors.append(f"rank {message.rank}: {message.error}")
+        if self.plan.restores and message.rank not in self._acknowledged:
+            self._errors.append(f"rank {message.rank}: ran without acknowledging the restore")
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rank ended it: no copy and no computation of it touches a block any more."""
+        return len(self.done) == self.num_ranks
+
+    def outputs(self) -> Mapping[str, TokenOutput]:
+        """Sampled tokens by request."""
+        return {output.request_id: output for output in self.done[0].outputs}
+
+    def error(self) -> str:
+        """Why nothing of it may be used; empty = it may."""
+        if self._errors:
+            return "; ".join(self._errors)
+        outputs = self.outputs()
+        missing = [s.live.request_id for s in self.plan.sequences if s.sample and s.live.request_id not in outputs]
+        return f"rank 0: no token for {', '.join(missing)}" if missing else ""
