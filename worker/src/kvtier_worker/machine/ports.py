@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from pathlib import Path
 
@@ -24,6 +25,23 @@ def hold_port(host: str, port: int) -> socket.socket:
         held.close()
         raise
     return held
+
+
+def answers(host: str, port: int, timeout_s: float) -> bool:
+    """Whether somebody accepts connections there."""
+    try:
+        socket.create_connection((host, port), timeout=timeout_s).close()
+    except OSError:
+        return False
+    return True
+
+
+def is_unspecified(host: str) -> bool:
+    """Whether ``host`` means "all interfaces" (0.0.0.0, ::): fine to bind, useless to publish."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False  # a name
 
 
 def port_holder(port: int) -> str:

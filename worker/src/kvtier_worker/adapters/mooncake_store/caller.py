@@ -20,7 +20,7 @@ from kvtier_worker.adapters.mooncake_store.breaker import (
     CircuitBreaker,
 )
 from kvtier_worker.adapters.mooncake_store.codes import call_result
-from kvtier_worker.adapters.mooncake_store.guard import ClientClosed, GuardedClient, RawClient
+from kvtier_worker.mooncake_client.guard import ClientClosed, GuardedClient, RawClient
 
 _LOG = logging.getLogger(__name__)
 

@@ -6,26 +6,21 @@ Each check returns sentences: what is wrong, with the value and the fix.
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from kvtier_worker.adapters.mooncake_store.options import P2P_HANDSHAKE, PORTS_PER_CLIENT, MooncakeOptions
-from kvtier_worker.addresses import HostPort, MasterAddress, parse_host_port, parse_master_address
+from kvtier_worker.adapters.mooncake_store.options import P2P_HANDSHAKE, MooncakeOptions
+from kvtier_worker.contract import parse_host_port, parse_store_master
+from kvtier_worker.machine.ports import answers, is_unspecified
 from kvtier_worker.machine.rdma import SYSFS, rdma_ports, rdma_violations
+from kvtier_worker.mooncake_client.environment import PORTS_PER_CLIENT
 
 _LOG = logging.getLogger(__name__)
 
 _UNIX_SOCKETS = Path("/proc/net/unix")
 
-
-def answers(endpoint: HostPort, timeout_s: float) -> bool:
-    """Whether somebody accepts connections at ``endpoint``."""
-    try:
-        socket.create_connection((endpoint.host, endpoint.port), timeout=timeout_s).close()
-    except OSError:
-        return False
-    return True
+Reach = Callable[[str, int, float], bool]
+"""host, port, seconds -> whether somebody accepts connections there."""
 
 
 def option_violations(options: MooncakeOptions, sysfs: Path = SYSFS) -> tuple[str, ...]:
@@ -42,11 +37,11 @@ def _master_violations(options: MooncakeOptions) -> Iterable[str]:
     if options.shm_client:
         return  # the mooncake_client talks to the master
     try:
-        master = parse_master_address(options.master)
+        master = parse_store_master(options.master)
     except ValueError as error:
-        yield f"master address: {error}"
+        yield f"master address {options.master!r}: {error}; use host:port, or etcd://host:2379;host:2379"
         return
-    if master.via_etcd and not options.cluster_id:
+    if master.discovery and not options.cluster_id:
         yield (
             f"master {options.master} is found through etcd, but MC_STORE_CLUSTER_ID is not set; "
             "set it to the masters' --cluster_id"
@@ -57,9 +52,9 @@ def _hostname_violations(options: MooncakeOptions) -> Iterable[str]:
     try:
         local = parse_host_port(options.local_hostname)
     except ValueError as error:
-        yield f"local hostname: {error}"
+        yield f"local hostname {options.local_hostname!r}: {error}; use host:port"
         return
-    if local.is_unspecified:
+    if is_unspecified(local.host):
         yield f"local hostname {local}: other machines cannot reach {local.host}; use this machine's address"
 
 
@@ -79,12 +74,12 @@ def _number_violations(options: MooncakeOptions) -> Iterable[str]:
         yield f"rpc_ports {options.rpc_ports}: a client needs {PORTS_PER_CLIENT} ports; widen the range"
 
 
-def master_violation(options: MooncakeOptions, can_reach: Callable[[HostPort, float], bool] = answers) -> str:
+def master_violation(options: MooncakeOptions, can_reach: Reach = answers) -> str:
     """Why the master cannot be asked; empty = somebody answers. Bounded by a second an endpoint."""
-    master: MasterAddress = parse_master_address(options.master)
-    if any(can_reach(endpoint, 1.0) for endpoint in master.endpoints):
+    master = parse_store_master(options.master)
+    if any(can_reach(endpoint.host, endpoint.port, 1.0) for endpoint in master.endpoints):
         return ""
-    if master.via_etcd:
+    if master.discovery:
         return f"no etcd member of {options.master} answers; start etcd or correct --store_master_server_address"
     return (
         f"no mooncake_master answers at {options.master}; start one or correct --store_master_server_address "
@@ -92,10 +87,10 @@ def master_violation(options: MooncakeOptions, can_reach: Callable[[HostPort, fl
     )
 
 
-def shm_violation(address: str, can_reach: Callable[[HostPort, float], bool] = answers) -> str:
+def shm_violation(address: str, can_reach: Reach = answers) -> str:
     """Why the mooncake_client at ``address`` cannot serve this process through shared memory; empty = it can."""
     endpoint = parse_host_port(address)
-    if not can_reach(endpoint, 1.0):
+    if not can_reach(endpoint.host, endpoint.port, 1.0):
         return (
             f"no mooncake_client answers at {address}; start one (kvtier store --shm_port) or drop --store_shm_client"
         )

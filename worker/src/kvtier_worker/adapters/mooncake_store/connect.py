@@ -7,8 +7,6 @@ mooncake_client on this machine does the work and copies straight into memory th
 from __future__ import annotations
 
 import errno
-import importlib
-import importlib.metadata
 import logging
 import os
 import socket
@@ -19,26 +17,22 @@ from types import ModuleType
 from typing import Any
 
 from kvtier_worker.adapters.mooncake_store.checks import (
-    answers,
     master_violation,
     needs_label_port,
     option_violations,
     shm_violation,
 )
-from kvtier_worker.adapters.mooncake_store.environment import apply_environment
-from kvtier_worker.adapters.mooncake_store.guard import GuardedClient, RawClient
 from kvtier_worker.adapters.mooncake_store.options import MooncakeOptions
-from kvtier_worker.addresses import parse_host_port, parse_master_address
+from kvtier_worker.contract import parse_host_port, parse_store_master
 from kvtier_worker.errors import StoreUnavailable
-from kvtier_worker.machine.libraries import install_line, missing_libraries
 from kvtier_worker.machine.memory import PageMemory, allocate_pages, physical_memory_bytes
-from kvtier_worker.machine.ports import hold_port, port_holder
+from kvtier_worker.machine.ports import answers, hold_port, port_holder
+from kvtier_worker.mooncake_client.environment import apply_environment, client_environment
+from kvtier_worker.mooncake_client.guard import GuardedClient, RawClient
+from kvtier_worker.mooncake_client.library import EMBEDDED_CALLS, SHARED_CALLS, load_mooncake
 
 _LOG = logging.getLogger(__name__)
 
-_PACKAGES = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine")
-_EMBEDDED_CALLS = ("setup", "batch_is_exist", "batch_get_into", "batch_put_from", "register_buffer", "close")
-_SHARED_CALLS = (*_EMBEDDED_CALLS, "setup_dummy", "alloc_from_mem_pool")
 _LOCAL_BUFFER_BYTES = 0
 """Only calls that copy through Mooncake's own buffer need one; all of ours are zero-copy."""
 
@@ -104,8 +98,16 @@ def open_connection(options: MooncakeOptions) -> Connection:
         violations = (problem,) if problem else ()
     if violations:
         raise StoreUnavailable("; ".join(violations))
-    apply_environment(options, os.environ)
-    module = load_mooncake(_SHARED_CALLS if options.shm_client else _EMBEDDED_CALLS)
+    if os.environ.get("DEVICE_NAMES"):
+        _LOG.info("DEVICE_NAMES is ignored; name devices with --store_rdma_devices")
+    variables = client_environment(
+        call_timeout_s=options.call_timeout_s,
+        protocol=options.protocol,
+        rpc_ports=options.rpc_ports,
+        cluster_id=options.cluster_id,
+    )
+    apply_environment(variables, os.environ)
+    module = load_mooncake(SHARED_CALLS if options.shm_client else EMBEDDED_CALLS)
     label = _hold_label(options) if needs_label_port(options) else ()
     try:
         raw = _set_up_shared(module, options) if options.shm_client else _set_up_embedded(module, options)
@@ -122,37 +124,6 @@ def open_connection(options: MooncakeOptions) -> Connection:
         reachable=_quick_look(options),
         label=label,
     )
-
-
-def load_mooncake(calls: Sequence[str]) -> ModuleType:
-    """Import ``mooncake.store`` and check that its client has every call in ``calls``.
-
-    Raises:
-        StoreUnavailable: not installed, a system library is missing, or the version does not fit.
-    """
-    try:
-        module = importlib.import_module("mooncake.store")
-    except ImportError as error:
-        missing = missing_libraries()
-        fix = install_line(missing) if missing else f"pip install {_PACKAGES[0]}"
-        raise StoreUnavailable(f"mooncake cannot be imported ({error}); run: {fix}") from error
-    absent = [name for name in calls if not hasattr(module.MooncakeDistributedStore, name)]
-    if absent or not hasattr(module, "ReplicateConfig"):
-        raise StoreUnavailable(
-            f"mooncake {mooncake_version()} lacks {', '.join(absent) or 'ReplicateConfig'}; "
-            f"install {_PACKAGES[0]}==0.3.13.post1, the version this was measured with"
-        )
-    return module
-
-
-def mooncake_version() -> str:
-    """Version of the installed wheel, or ``unknown``."""
-    for package in _PACKAGES:
-        try:
-            return importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "unknown"
 
 
 def _hold_label(options: MooncakeOptions) -> Sequence[socket.socket]:
@@ -190,8 +161,8 @@ def _set_up_embedded(module: ModuleType, options: MooncakeOptions) -> RawClient:
 
 
 def _setup_hint(options: MooncakeOptions) -> str:
-    master = parse_master_address(options.master)
-    if master.via_etcd:
+    master = parse_store_master(options.master)
+    if master.discovery:
         return (
             f"no leader of cluster {options.cluster_id!r} is registered there; "
             "compare MC_STORE_CLUSTER_ID with the masters' --cluster_id and wait for a leader"
@@ -216,6 +187,6 @@ def _set_up_shared(module: ModuleType, options: MooncakeOptions) -> RawClient:
 def _quick_look(options: MooncakeOptions) -> Callable[[], bool]:
     if options.shm_client:
         endpoint = parse_host_port(options.shm_client)
-        return lambda: answers(endpoint, 0.3)
-    members = parse_master_address(options.master).endpoints
-    return lambda: any(answers(member, 0.3) for member in members)
+        return lambda: answers(endpoint.host, endpoint.port, 0.3)
+    members = parse_store_master(options.master).endpoints
+    return lambda: any(answers(member.host, member.port, 0.3) for member in members)

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvtier_worker.adapters.mooncake_store.breaker import BreakerPolicy
-from kvtier_worker.addresses import MAX_PORT, parse_host_port, parse_master_address, store_local_address
 from kvtier_worker.contract import WorkerSettings
+from kvtier_worker.contract.addresses import MAX_PORT, store_endpoint
 from kvtier_worker.core.ids import Rank
 from kvtier_worker.errors import ConfigError
+from kvtier_worker.mooncake_client.environment import PORTS_PER_CLIENT
 
 P2P_HANDSHAKE = "P2PHANDSHAKE"
-PORTS_PER_CLIENT = 2
-"""A client binds two ports: handshake and data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +64,11 @@ def options_from_settings(settings: WorkerSettings, rank: Rank, environment: Map
     """
     violations: list[str] = []
     local_hostname = ""
-    try:
-        local_hostname = str(store_local_address(settings.store_local_hostname, rank))
-    except ValueError as error:
-        violations.append(f"--store_local_hostname: {error}")
-    try:
-        parse_master_address(settings.store_master_server_address)
-    except ValueError as error:
-        violations.append(f"--store_master_server_address: {error}")
-    if settings.store_shm_client:
-        try:
-            parse_host_port(settings.store_shm_client)
-        except ValueError as error:
-            violations.append(f"--store_shm_client: {error}")
     rpc_ports: tuple[int, int] | None = None
+    try:
+        local_hostname = str(store_endpoint(settings.store_local_hostname, rank))
+    except ValueError as error:
+        violations.append(f"--store_local_hostname={settings.store_local_hostname}: {error}; use host:base_port")
     try:
         rpc_ports = rank_ports(environment, rank, settings.tp_size)
     except ValueError as error:

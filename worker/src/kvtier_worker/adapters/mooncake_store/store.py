@@ -16,11 +16,11 @@ from kvtier_worker.adapters.mooncake_store.absent import AbsentKeys
 from kvtier_worker.adapters.mooncake_store.caller import StoreCaller
 from kvtier_worker.adapters.mooncake_store.codes import Code, get_error, get_outcome, name_of
 from kvtier_worker.adapters.mooncake_store.connect import Connection, open_connection
-from kvtier_worker.adapters.mooncake_store.guard import ClientClosed
 from kvtier_worker.adapters.mooncake_store.options import MooncakeOptions
 from kvtier_worker.engine.ports import GetOutcome, PutOutcome, StoreBuffer
 from kvtier_worker.errors import StoreUnavailable
 from kvtier_worker.machine.ranges import MemoryRanges
+from kvtier_worker.mooncake_client.guard import ClientClosed
 
 _LOG = logging.getLogger(__name__)
 
