@@ -52,7 +52,7 @@ def busy_ports(processes: Sequence[ProcessSpec]) -> list[str]:
         f"port {port} ({process.name}, {purpose}) is in use: stop what holds it, or move {_where(purpose)}"
         for process in processes
         for port, purpose in process.ports.items()
-        if not _is_free(port)
+        if not port_is_free(port)
     ]
 
 
@@ -60,7 +60,7 @@ def _where(purpose: str) -> str:
     return "spec.roles[].port" if purpose == "HTTP API" else "spec.transport.ports.range"
 
 
-def _is_free(port: int) -> bool:
+def port_is_free(port: int) -> bool:
     """True when the port can be bound on every interface, as Mooncake does."""
     with socket.socket() as listener:
         # Connections of a former run in TIME_WAIT do not stop a listener, so they must not count.

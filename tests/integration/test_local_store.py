@@ -1,0 +1,49 @@
+"""The store's processes as `kvtier up` starts them, without an engine."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from kvtier_operator.manifest import find_programs, load
+from kvtier_operator.planning.start import plan_processes
+from kvtier_operator.supervisor import LocalCluster
+
+pytestmark = pytest.mark.mooncake
+
+
+def store_cluster(file: Path, tmp_path: Path) -> tuple[LocalCluster, str]:
+    """The master and the storage nodes of a manifest, and the url of the master's admin port."""
+    processes = [
+        process
+        for process in plan_processes(load(file), "/no/model", find_programs())
+        if not process.name.startswith("engine")
+    ]
+    admin = next(port for port, purpose in processes[0].ports.items() if purpose == "admin and metrics")
+    return LocalCluster(processes, tmp_path / "logs", print), f"http://127.0.0.1:{admin}"
+
+
+@pytest.mark.parametrize("kind", ["Kvtier", "MooncakeClient"])
+@pytest.mark.parametrize("shared_memory", [False, True])
+def test_every_node_has_mounted_its_segment_when_the_cluster_is_ready(
+    manifest: Callable[..., Path], tmp_path: Path, kind: str, shared_memory: bool
+) -> None:
+    def changes(spec: dict[str, Any]) -> None:
+        spec["transport"]["sharedMemory"] = shared_memory
+        spec["store"]["pools"] = [{"name": "dram", "kind": kind, "replicas": 2, "segmentSize": "64Mi"}]
+
+    cluster, admin = store_cluster(manifest("local-tcp.yaml", changes), tmp_path)
+    with cluster:
+        segments = httpx.get(f"{admin}/get_all_segments").text.split()
+        assert len(segments) == 2
+        for segment in segments:
+            told = httpx.get(f"{admin}/query_segment?segment={segment}").text
+            assert f"Capacity(bytes) : {64 * 2**20}" in told
+
+
+def test_a_kvtier_node_unmounts_when_it_is_stopped(manifest: Callable[..., Path], tmp_path: Path) -> None:
+    cluster, admin = store_cluster(manifest("local-tcp.yaml"), tmp_path)
+    with cluster:
+        cluster.stop_process("store-dram-1")
+        assert len(httpx.get(f"{admin}/get_all_segments").text.split()) == 1

@@ -1,0 +1,148 @@
+"""``kvtier up`` with everything real: Mooncake, the model, the engine."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from kvtier_operator.manifest import load
+
+pytestmark = [pytest.mark.mooncake, pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(300)]
+
+START_TIMEOUT_S = 180
+
+
+class Up:
+    """A running ``kvtier up``."""
+
+    def __init__(self, process: subprocess.Popen[str], output: Path, url: str) -> None:
+        self.process = process
+        self.output = output
+        self.url = url
+
+    def wait_for(self, pattern: str) -> str:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not (found := re.search(pattern, self.output.read_text())):
+            assert self.process.poll() is None, self.output.read_text()
+            assert time.monotonic() < deadline, self.output.read_text()
+            time.sleep(0.1)
+        return found[0]
+
+    def family(self) -> dict[str, psutil.Process]:
+        """Every descendant, by its pid and command."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return {f"{child.pid} {' '.join(child.cmdline())}": child for child in children}
+
+    def engine(self) -> psutil.Process:
+        return next(
+            child
+            for child in psutil.Process(self.process.pid).children()
+            if "engine" in child.cmdline() and "--model_id=smollm2-135m" in child.cmdline()
+        )
+
+
+@contextmanager
+def kvtier_up(file: Path, tmp_path: Path) -> Iterator[Up]:
+    output = tmp_path / "output"
+    kvtier = Path(sys.executable).with_name("kvtier")
+    with output.open("w") as out:
+        process = subprocess.Popen(
+            (kvtier, "up", file, f"--state-dir={tmp_path / 'state'}"), stdout=out, stderr=subprocess.STDOUT, text=True
+        )
+    try:
+        yield Up(process, output, f"http://127.0.0.1:{load(file).roles[0].port}")
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.wait(60)
+
+
+def assert_gone(family: dict[str, psutil.Process]) -> None:
+    _, left = psutil.wait_procs(list(family.values()), timeout=15)
+    assert [name for name, child in family.items() if child in left] == []
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("example", ["local.yaml"])
+def test_it_serves_and_a_signal_stops_everything_in_order(
+    manifest: Callable[..., Path], tmp_path: Path, example: str, end: signal.Signals
+) -> None:
+    with kvtier_up(manifest(example), tmp_path) as up:
+        up.wait_for("is ready\n")
+        family = up.family()
+        assert len(family) >= 3
+        answer = httpx.post(
+            f"{up.url}/v1/completions",
+            json={"model": "smollm2-135m", "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0},
+            timeout=60,
+        )
+        assert answer.status_code == 200, answer.text
+        assert "Paris" in answer.json()["choices"][0]["text"]
+        up.process.send_signal(end)
+        assert up.process.wait(60) == 0, up.output.read_text()
+        assert_gone(family)
+        stops = re.findall(r"^(\S+): stopping$", up.output.read_text(), re.MULTILINE)
+        assert stops == ["engine-0", "store-dram-0", "master-0"]
+        assert "killed" not in up.output.read_text()
+
+
+@pytest.mark.parametrize("example", ["local-tcp.yaml", "local-tensor-parallel.yaml", "local-without-store.yaml"])
+def test_every_other_example_serves(manifest: Callable[..., Path], tmp_path: Path, example: str) -> None:
+    with kvtier_up(manifest(example), tmp_path) as up:
+        up.wait_for("is ready\n")
+        family = up.family()
+        body = {"model": "smollm2-135m", "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
+        answer = httpx.post(f"{up.url}/v1/completions", json=body, timeout=60)
+        assert "Paris" in answer.json()["choices"][0]["text"], answer.text
+        assert httpx.get(f"{up.url}/admin/integrity", timeout=30).json()["ok"] is True
+        up.process.send_signal(signal.SIGINT)
+        assert up.process.wait(60) == 0, up.output.read_text()
+    assert_gone(family)
+
+
+def test_an_engine_that_is_killed_is_named_and_everything_stops(manifest: Callable[..., Path], tmp_path: Path) -> None:
+    with kvtier_up(manifest("local.yaml"), tmp_path) as up:
+        up.wait_for("is ready\n")
+        family = up.family()
+        up.engine().kill()
+        assert up.process.wait(60) == 1
+        assert "engine-0 was killed by SIGKILL" in up.output.read_text()
+        assert_gone(family)
+
+
+def test_when_it_is_killed_itself_nothing_is_left(manifest: Callable[..., Path], tmp_path: Path) -> None:
+    with kvtier_up(manifest("local.yaml"), tmp_path) as up:
+        up.wait_for("is ready\n")
+        family = up.family()
+        os.kill(up.process.pid, signal.SIGKILL)
+        up.process.wait(10)
+        _, left = psutil.wait_procs(list(family.values()), timeout=45)
+        assert [name for name, child in family.items() if child in left] == []
+
+
+def test_ctrl_c_while_the_engine_loads_leaves_nothing(manifest: Callable[..., Path], tmp_path: Path) -> None:
+    with kvtier_up(manifest("local.yaml"), tmp_path) as up:
+        up.wait_for("store-dram-0: ready")
+        family = up.family()
+        up.process.send_signal(signal.SIGINT)
+        assert up.process.wait(60) == 0, up.output.read_text()
+        assert_gone(family)
+
+
+def test_a_second_cluster_on_the_same_ports_is_refused_by_name(manifest: Callable[..., Path], tmp_path: Path) -> None:
+    file = manifest("local.yaml")
+    other = tmp_path / "other"
+    other.mkdir()
+    with kvtier_up(file, tmp_path) as up:
+        up.wait_for("master-0: ready")
+        with kvtier_up(file, other) as second:
+            assert second.process.wait(60) == 2
+            assert re.search(r"port \d+ \(master-0, RPC\) is in use", second.output.read_text())
