@@ -120,9 +120,9 @@ def test_what_the_engine_would_refuse_is_refused_before_anything_starts() -> Non
 
 
 def test_a_range_that_is_too_small_says_how_many_ports_are_needed() -> None:
-    with pytest.raises(SpecError, match=r"spec\.transport\.ports\.range\.size = 14: this cluster needs 15 ports"):
-        plan(cluster(ports=14))
-    plan(cluster(ports=15))
+    with pytest.raises(SpecError, match=r"spec\.transport\.ports\.range\.size = 18: this cluster needs 19 ports"):
+        plan(cluster(ports=18))
+    plan(cluster(ports=19))
 
 
 @given(nodes=st.integers(1, 5), engines=st.integers(1, 4), tensor=st.integers(1, 8), shm=st.booleans())

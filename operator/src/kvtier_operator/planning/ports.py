@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from kvtier_operator.api import PortRange
 
 PORTS_PER_STORE_CLIENT = 4
-"""A Mooncake client binds two of its range, picked at random; the spare ones keep its retries short."""
+"""A Mooncake client binds two of its range, picked at random; the spare ones keep its retries short. The workers of an
+engine divide the engine's range among themselves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from kvtier_worker.contract import WorkerSettings
 from kvtier_operator.api import KVCacheCluster, Role
 from kvtier_operator.planning.ports import PORTS_PER_STORE_CLIENT, PortBlock
 from kvtier_operator.resources.processes import LOOPBACK, HttpProbe, ProcessSpec, Programs
-from kvtier_operator.resources.store import mooncake_env
+from kvtier_operator.resources.store import data_port_env
 
 STOP_MARGIN_S = 15
 """What an engine may take to stop beyond its drain: flush write-backs, close store clients, end its workers."""
@@ -78,7 +78,7 @@ def engine_process(
     return ProcessSpec(
         name=engine_name(role.name, index),
         argv=(*programs.kvtier, "engine", *settings.to_argv()),
-        env=mooncake_env(data) if settings.enable_kvcache_store else {},
+        env=data_port_env(data) if settings.enable_kvcache_store else {},
         probes=(HttpProbe(f"http://{settings.host}:{settings.port}/ready"),),
         ports={settings.port: "HTTP API", ports.port(0): "rendezvous of the workers"}
         | dict.fromkeys(range(data.start, data.stop), "store data"),

@@ -9,7 +9,17 @@ from kvtier_operator.planning.ports import PORTS_PER_STORE_CLIENT, PortBlock
 from kvtier_operator.resources.processes import LOOPBACK, HttpProbe, Probe, ProcessSpec, Programs, TcpProbe
 
 _LABEL, _HTTP, _SHM, _DATA = range(4)
-STORE_PORTS = _DATA + PORTS_PER_STORE_CLIENT
+STORE_PORTS = _DATA + 2 * PORTS_PER_STORE_CLIENT
+"""A node that also serves shared memory holds two clients."""
+
+_MOONCAKE_CLIENT_ENV: Mapping[str, str] = {
+    "GLOG_minloglevel": "1",
+    "MC_FORCE_TCP": "1",
+    # A frozen peer otherwise hangs a call for 30 s.
+    "MC_TCP_PROGRESS_TIMEOUT_SEC": "3",
+    "MC_RPC_TIMEOUT_MS": "3000",
+}
+"""What our own programs set for themselves."""
 
 
 def store_name(pool: str, index: int) -> str:
@@ -22,20 +32,9 @@ def shm_address(ports: PortBlock) -> str:
     return f"{LOOPBACK}:{ports.port(_SHM)}"
 
 
-def mooncake_env(data_ports: PortBlock) -> Mapping[str, str]:
-    """Environment of every process that holds Mooncake clients.
-
-    The timeouts bound calls to a frozen peer, which otherwise hang for 30 s.
-    """
-    return {
-        "GLOG_minloglevel": "1",
-        "GLOG_logtostderr": "1",
-        "MC_FORCE_TCP": "1",
-        "MC_MIN_RPC_PORT": str(data_ports.start),
-        "MC_MAX_RPC_PORT": str(data_ports.stop - 1),
-        "MC_TCP_PROGRESS_TIMEOUT_SEC": "3",
-        "MC_RPC_TIMEOUT_MS": "2000",
-    }
+def data_port_env(data_ports: PortBlock) -> Mapping[str, str]:
+    """Environment that keeps the Mooncake clients of a process inside their ports."""
+    return {"MC_MIN_RPC_PORT": str(data_ports.start), "MC_MAX_RPC_PORT": str(data_ports.stop - 1)}
 
 
 def store_process(
@@ -49,6 +48,7 @@ def store_process(
         f"--master_server_address={master}",
         f"--http_port={http}",
     )
+    env = data_port_env(data)
     probes: tuple[Probe, ...]
     if pool.kind is StoreKind.KVTIER:
         argv = (*programs.kvtier, "store", *common, *((f"--shm_port={shm}",) if transport.shared_memory else ()))
@@ -63,11 +63,12 @@ def store_process(
             "--enable_http_server=true",
             "--logtostderr",
         )
+        env = {**_MOONCAKE_CLIENT_ENV, **env}
         probes = (HttpProbe(f"http://{LOOPBACK}:{http}/health"), TcpProbe(shm))
     return ProcessSpec(
         name=store_name(pool.name, index),
         argv=argv,
-        env=mooncake_env(data),
+        env=env,
         probes=probes,
         ports={http: "health and metrics", shm: "shared-memory clients"}
         | dict.fromkeys(range(data.start, data.stop), "store data"),
