@@ -7,10 +7,12 @@ by the user, 1 a process failed, 2 the manifest or the machine is not fit (nothi
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from kvtier_operator.api import KVCacheCluster
@@ -22,6 +24,8 @@ from kvtier_operator.resources.processes import LOOPBACK, ProcessSpec, Programs
 from kvtier_operator.supervisor import LocalCluster, Say, StopRequest
 
 STATE_DIR = Path(".kvtier")
+API_KEY_VARIABLE = "KVTIER_API_KEY"
+"""Read by the engines, which inherit our environment."""
 EXIT_STOPPED, EXIT_FAILED, EXIT_UNFIT = 0, 1, 2
 
 
@@ -82,8 +86,9 @@ def prepare(
 
 
 def say(line: str) -> None:
-    """Print a line of progress at once."""
-    print(line, flush=True)  # noqa: T201 - the command's output
+    """Print a line of progress at once. When nobody reads any more, the cluster still has to be stopped in order."""
+    with suppress(BrokenPipeError):
+        print(line, flush=True)  # noqa: T201 - the command's output
 
 
 def explain_failure(error: ProcessFailed) -> None:
@@ -91,12 +96,14 @@ def explain_failure(error: ProcessFailed) -> None:
     _complain(f"{error}; it wrote last:", error.log_tail)
 
 
-def curl_line(cluster: KVCacheCluster, prompt: str = "The capital of France is") -> str:
-    """A command that sends a first request to the first engine."""
+def curl_line(cluster: KVCacheCluster, *, with_key: bool) -> str:
+    """A command that sends a first request to the first engine, with the key of the environment if it asks for one."""
+    prompt = "The capital of France is"
     role = cluster.roles[0]
     url = f"http://{LOOPBACK}:{role.port}/v1/completions"
     body = f'{{"model": "{cluster.model.id}", "prompt": "{prompt}", "max_tokens": 16}}'
-    return f"curl {url} -H 'Content-Type: application/json' -d '{body}'"
+    key = f' -H "Authorization: Bearer ${API_KEY_VARIABLE}"' if with_key else ""
+    return f"curl {url}{key} -H 'Content-Type: application/json' -d '{body}'"
 
 
 def _run(cluster: KVCacheCluster, local: LocalCluster) -> int:
@@ -132,7 +139,7 @@ def _print_summary(cluster: KVCacheCluster, local: LocalCluster) -> None:
         for index in range(role.replicas):
             say(f"  {role.name}-{index}: http://{LOOPBACK}:{role.port + index}/v1  (also /metrics, /health, /ready)")
     say(f"  logs: {local.log_path('*')}")
-    say(f"  try:  {curl_line(cluster)}")
+    say(f"  try:  {curl_line(cluster, with_key=API_KEY_VARIABLE in os.environ)}")
     say("  Ctrl-C stops everything")
 
 

@@ -77,5 +77,7 @@ def test_missing_programs_are_named_with_what_installs_them(monkeypatch: pytest.
 
 def test_the_curl_line_asks_the_first_engine_for_its_model() -> None:
     cluster = load(EXAMPLES / "local.yaml")
-    assert curl_line(cluster).startswith("curl http://127.0.0.1:8010/v1/completions ")
-    assert '"model": "smollm2-135m"' in curl_line(cluster)
+    line = curl_line(cluster, with_key=False)
+    assert line.startswith("curl http://127.0.0.1:8010/v1/completions -H 'Content-Type")
+    assert '"model": "smollm2-135m"' in line
+    assert '-H "Authorization: Bearer $KVTIER_API_KEY"' in curl_line(cluster, with_key=True)

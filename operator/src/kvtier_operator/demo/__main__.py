@@ -19,7 +19,7 @@ from kvtier_operator.demo.phases import MAX_TOKENS, Walk
 from kvtier_operator.demo.prompt import harbour_log
 from kvtier_operator.demo.report import Phase, faults, report, table
 from kvtier_operator.errors import Interrupted, MachineError, OperatorError, ProcessFailed, SpecError
-from kvtier_operator.local import EXIT_FAILED, EXIT_UNFIT, curl_line, explain_failure, prepare, say
+from kvtier_operator.local import API_KEY_VARIABLE, EXIT_FAILED, EXIT_UNFIT, curl_line, explain_failure, prepare, say
 from kvtier_operator.manifest import load
 from kvtier_operator.resources.engine import engine_name
 from kvtier_operator.resources.processes import LOOPBACK
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(cluster: KVCacheCluster, local: LocalCluster, report_path: Path, *, keep: bool) -> int:
     role = cluster.roles[0]
     engine = engine_name(role.name, 0)
-    http = EngineHttp(f"http://{LOOPBACK}:{role.port}", cluster.model.id, os.environ.get("KVTIER_API_KEY", ""))
+    http = EngineHttp(f"http://{LOOPBACK}:{role.port}", cluster.model.id, os.environ.get(API_KEY_VARIABLE, ""))
     stores = tuple(reversed([name for name in local.names if name != engine]))
     with local:
         walk = Walk(local, engine=engine, stores=stores, http=http, prompt=harbour_log(), say=say)
@@ -72,7 +72,7 @@ def _run(cluster: KVCacheCluster, local: LocalCluster, report_path: Path, *, kee
         failures = _finish(phases, walk.block_size(), report_path)
         if keep:
             walk.restore_store()
-            say(f"\nserving until Ctrl-C; try:\n  {curl_line(cluster)}")
+            say(f"\nserving until Ctrl-C; try:\n  {curl_line(cluster, with_key=API_KEY_VARIABLE in os.environ)}")
             local.watch()
     return EXIT_FAILED if failures else 0
 
