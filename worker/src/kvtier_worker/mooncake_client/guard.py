@@ -37,6 +37,9 @@ class RawClient(Protocol):
     def alloc_from_mem_pool(self, nbytes: int) -> int:
         """An address in memory shared with the mooncake_client, 0 if there is none."""
 
+    def remove(self, key: str, force: bool) -> int:
+        """0 or an error code; ``force`` ignores leases and pins."""
+
     def close(self) -> int:
         """0 or an error code."""
 

@@ -20,6 +20,7 @@ from kvtier_worker.adapters.mooncake_store.breaker import (
     CircuitBreaker,
 )
 from kvtier_worker.adapters.mooncake_store.codes import call_result
+from kvtier_worker.log import event
 from kvtier_worker.mooncake_client.guard import ClientClosed, GuardedClient, RawClient
 
 _LOG = logging.getLogger(__name__)
@@ -114,7 +115,7 @@ class StoreCaller:
             codes = function(raw)
         except _VENDOR_ERRORS as error:
             self.count("client_exception")
-            _LOG.warning("store call failed", extra={"error": repr(error)})
+            event(_LOG, "store call failed", level=logging.WARNING, error=repr(error))
         finally:
             self._record(admission, call_result(codes, expected), started)
         if len(codes) < expected:
@@ -129,5 +130,4 @@ class StoreCaller:
             after = self._breaker.state
         if after is not before:
             level = logging.INFO if after is BreakerState.CLOSED else logging.WARNING
-            fields = {"before": before.value, "after": after.value, "result": result.value, "seconds": now - started}
-            _LOG.log(level, "store breaker is %s", after.value, extra=fields)
+            event(_LOG, "store breaker", level=level, state=after, was=before, call=result, seconds=now - started)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kvtier_worker.adapters.mooncake_store.options import P2P_HANDSHAKE, MooncakeOptions
 from kvtier_worker.contract import parse_host_port, parse_store_master
+from kvtier_worker.log import event
 from kvtier_worker.machine.ports import answers, is_unspecified
 from kvtier_worker.machine.rdma import SYSFS, rdma_ports, rdma_violations
 from kvtier_worker.mooncake_client.environment import PORTS_PER_CLIENT
@@ -64,7 +65,7 @@ def _protocol_violations(options: MooncakeOptions, sysfs: Path) -> Iterable[str]
     elif options.protocol != "tcp":
         yield f"protocol {options.protocol!r} is unknown; use tcp or rdma"
     elif options.rdma_devices:
-        _LOG.warning("RDMA devices are ignored under tcp", extra={"devices": options.rdma_devices})
+        event(_LOG, "RDMA devices are ignored under tcp", level=logging.WARNING, devices=options.rdma_devices)
 
 
 def _number_violations(options: MooncakeOptions) -> Iterable[str]:

@@ -19,6 +19,7 @@ from kvtier_worker.adapters.mooncake_store.connect import Connection, open_conne
 from kvtier_worker.adapters.mooncake_store.options import MooncakeOptions
 from kvtier_worker.engine.ports import GetOutcome, PutOutcome, StoreBuffer
 from kvtier_worker.errors import StoreUnavailable
+from kvtier_worker.log import event
 from kvtier_worker.machine.ranges import MemoryRanges
 from kvtier_worker.mooncake_client.guard import ClientClosed
 
@@ -139,7 +140,7 @@ class MooncakeStore:
         sizes = [buffer.nbytes for buffer in buffers]
         if len(set(keys)) != len(keys):
             self._caller.count("duplicate_keys")
-            _LOG.error("a read names a key twice; nothing was read", extra={"keys": len(keys)})
+            event(_LOG, "a read names a key twice; nothing was read", level=logging.ERROR, keys=len(keys))
             return [GetOutcome.MISS] * len(keys)
         if not self._absent and self._is_one_call(addresses, sizes):
             return self._read(keys, addresses, sizes)
