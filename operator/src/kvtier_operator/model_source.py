@@ -6,13 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from kvtier_operator.api import PACKAGED_MODEL_URI
 from kvtier_operator.errors import MachineError
 from kvtier_operator.supervisor import Say
 
-_PACKAGE = "package://"
 _FILE = "file://"
 _PREPARE_MODULE = "kvtier_worker.model.prepare"
-"""Prints the folder as its last line on stdout; progress goes to stderr. Run, not imported: it needs torch."""
+"""Prints the folder as its last line on stdout, and what is wrong on stderr. Run, not imported: it is the worker's."""
 
 
 def planned_model_dir(uri: str, base: Path) -> str:
@@ -22,7 +22,7 @@ def planned_model_dir(uri: str, base: Path) -> str:
         uri: as in the manifest.
         base: folder of the manifest; relative paths start there.
     """
-    return uri if uri.startswith(_PACKAGE) else str(_folder(uri, base))
+    return uri if uri == PACKAGED_MODEL_URI else str(_folder(uri, base))
 
 
 def model_dir(uri: str, base: Path, say: Say) -> str:
@@ -36,8 +36,8 @@ def model_dir(uri: str, base: Path, say: Say) -> str:
     Raises:
         MachineError: there is no such folder or package.
     """
-    if uri.startswith(_PACKAGE):
-        return _prepare(uri.removeprefix(_PACKAGE), say)
+    if uri == PACKAGED_MODEL_URI:
+        return _prepare(say)
     folder = _folder(uri, base)
     if not (folder / "config.json").is_file():
         raise MachineError([f"spec.model.source.uri = {uri!r}: {folder} is no model folder, it has no config.json"])
@@ -48,13 +48,12 @@ def _folder(uri: str, base: Path) -> Path:
     return (base / uri.removeprefix(_FILE)).resolve()
 
 
-def _prepare(package: str, say: Say) -> str:
-    say(f"model: preparing {package}")
-    command = (sys.executable, "-m", _PREPARE_MODULE, f"--package={package}")
-    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    lines = run.stdout.split()
+def _prepare(say: Say) -> str:
+    say("model: preparing the packaged one; the first time takes some seconds")
+    run = subprocess.run((sys.executable, "-m", _PREPARE_MODULE), capture_output=True, text=True, check=False)
+    lines = run.stdout.splitlines()
     if run.returncode != 0 or not lines:
-        problem = f"spec.model.source.uri: package {package!r} could not be prepared (status {run.returncode})"
-        raise MachineError([f"{problem}; its own words are above"])
+        reason = run.stderr.strip() or f"it ended with status {run.returncode}"
+        raise MachineError([f"spec.model.source.uri = {PACKAGED_MODEL_URI!r}: {reason}"])
     say(f"model: {lines[-1]}")
     return lines[-1]
