@@ -39,8 +39,12 @@ class EngineMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.ttft_ms = Histogram("time_to_first_token_latency_milliseconds", "From submission to first token.", TTFT_MS)
-        self.itl_ms = Histogram("inter_token_latency_milliseconds", "Between two tokens of a sequence.", ITL_MS)
+        self.ttft_ms = Histogram(
+            "engine_first_token_milliseconds", "From submission to first token, inside the engine.", TTFT_MS
+        )
+        self.itl_ms = Histogram(
+            "engine_inter_token_milliseconds", "Between two tokens of a sequence, inside the engine.", ITL_MS
+        )
         self.step_s = Histogram("engine_step_seconds", "From dispatch of a step to its last rank's answer.", SECONDS)
         self.prefetch_s = Histogram("cache_prefetch_seconds", "From start to end of a prefetch.", SECONDS)
         self.matched_rate = Histogram("prefix_cache_block_matched_rate", "Percent of a prompt's full blocks.", PERCENT)
