@@ -42,7 +42,7 @@ class Attention(Protocol):
 
         Args:
             queries: ``[rows, heads, head_dim]``, rotated.
-            keys: of the new tokens, ``[rows, kv_heads, head_dim]``, rotated; looked at only for sequences of several rows.
+            keys: of the new tokens, ``[rows, kv_heads, head_dim]``, rotated; for sequences of several rows only.
             values: likewise.
             cache: holds the new tokens too.
             sequences: covers the rows, in order.
@@ -60,7 +60,7 @@ def _gather(cache: torch.Tensor, sequence: SequencePlan, dtype: torch.dtype) -> 
 
 
 class CpuAttention:
-    """Built on torch's flash kernel for CPU, whose log-sum-exp lets parts be joined: context runs and the new tokens."""
+    """Built on torch's flash kernel for CPU, whose log-sum-exp lets parts be joined: context runs and new tokens."""
 
     def __init__(self) -> None:
         self._kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001

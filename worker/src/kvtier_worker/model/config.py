@@ -1,4 +1,4 @@
-"""The shape of a model, read from the config.json of a Hugging Face folder. No torch here: the engine process reads it too.
+"""The shape of a model, read from the config.json of a Hugging Face folder. No torch: the engine process reads it too.
 
 What a family does differently is in its own file (`llama.py`, `qwen2.py`, `qwen3.py`, `mistral.py`); this module finds
 the family, reads what all have in common and reports everything that cannot work at once.
@@ -59,7 +59,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
 
     def violations(self, *, tp_size: int = 1, max_model_len: int = 0) -> tuple[str, ...]:
-        """Why this model cannot run on ``tp_size`` ranks at ``max_model_len`` tokens (0 = `max_position`); empty = it can."""
+        """Why this model cannot run on ``tp_size`` ranks at ``max_model_len`` tokens (0 = `max_position`), if so."""
         found: list[str] = []
         if tp_size < 1:
             return (f"--tp_size is {tp_size}; it must be at least 1",)
@@ -169,12 +169,8 @@ def _find_family(raw: Mapping[str, Any]) -> Family:
         if family.architecture in named or (not named and raw.get("model_type") == family.name):
             return family
     supported = ", ".join(family.architecture for family in FAMILIES)
-    raise ConfigError(
-        [
-            f"config.json: architecture {', '.join(named) or raw.get('model_type')!r} is not supported; "
-            f"supported: {supported}"
-        ]
-    )
+    found = ", ".join(named) or raw.get("model_type")
+    raise ConfigError([f"config.json: architecture {found!r} is not supported; supported: {supported}"])
 
 
 _NUMBERS = (

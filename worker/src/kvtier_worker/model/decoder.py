@@ -106,8 +106,9 @@ class Decoder:
         return hidden
 
     def _project(self, layer: LayerWeights, hidden: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
-        """Queries, keys and values of every row, ``[rows, heads + 2 * kv_heads, head_dim]``, rotated where they should be."""
-        heads = layer.qkv(self._norm(hidden, layer.input_norm)).unflatten(1, (-1, self.shard.config.head_dim))
+        """Queries, keys (both rotated) and values of every row: ``[rows, heads + 2 * kv_heads, head_dim]``."""
+        projected = layer.qkv(self._norm(hidden, layer.input_norm))
+        heads = projected.view(projected.shape[0], -1, self.shard.config.head_dim)
         num_heads, num_kv_heads = self.shard.num_heads, self.shard.num_kv_heads
         if layer.q_norm is not None and layer.k_norm is not None:
             queries, keys = heads[:, :num_heads], heads[:, num_heads : num_heads + num_kv_heads]

@@ -1,12 +1,12 @@
 """From settings to a running model: what the worker process calls.
 
-    config = load_config(settings.model)
-    device, dtype = resolve_device(settings), resolve_dtype(settings, config, device)
-    collective = join_ranks(rank, settings.tp_size, address, device)
-    decoder = load_decoder(settings, config, collective)         # weights are resident from here on
-    layout = kv_layout(config, settings.tp_size, settings.block_size, cache_dtype(settings, config, device))
-    cache = ...                                                  # [layers, 2, blocks, block_size, kv_heads, head_dim]
-    runner = build_runner(decoder, layout, cache)
+config = load_config(settings.model)
+device, dtype = resolve_device(settings), resolve_dtype(settings, config, device)
+collective = join_ranks(rank, settings.tp_size, address, device)
+decoder = load_decoder(settings, config, collective)         # weights are resident from here on
+layout = kv_layout(config, settings.tp_size, settings.block_size, cache_dtype(settings, config, device))
+cache = ...                                                  # [layers, 2, blocks, block_size, kv_heads, head_dim]
+runner = build_runner(decoder, layout, cache)
 """
 
 from __future__ import annotations
@@ -59,9 +59,8 @@ def resolve_device(settings: WorkerSettings, rank: int = 0) -> torch.device:
     if settings.device == "cpu" or (settings.device == "auto" and available == 0):
         return torch.device("cpu")
     if rank >= available:
-        raise ConfigError(
-            [f"--device is {settings.device!r} with --tp_size {settings.tp_size}, but there are {available} CUDA devices"]
-        )
+        asked = f"--device is {settings.device!r} and --tp_size {settings.tp_size}"
+        raise ConfigError([f"{asked}, but there are {available} CUDA devices; lower --tp_size or use --device=cpu"])
     return torch.device("cuda", rank)
 
 

@@ -36,7 +36,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All weights of one rank. ``embedding`` has the rank's rows of the vocabulary, padded to `Shard.vocab_per_rank`."""
+    """All weights of one rank. ``embedding`` has its rows of the vocabulary, padded to `Shard.vocab_per_rank`."""
 
     embedding: torch.Tensor
     layers: Sequence[LayerWeights]
@@ -148,7 +148,7 @@ class Loader:
 
     def _pairwise(self, rows: torch.Tensor) -> torch.Tensor:
         order = pairwise_order(self._config.head_dim).to(rows.device)
-        return rows.unflatten(0, (-1, self._config.head_dim))[:, order].flatten(0, 1)
+        return rows.view(-1, self._config.head_dim, *rows.shape[1:])[:, order].flatten(0, 1)
 
     def _column_parallel(self, name: str) -> Linear:
         rows = self._shard.mlp

@@ -72,8 +72,8 @@ def rotation_table(rope: RopeConfig, head_dim: int, num_positions: int) -> torch
 
 
 def rotate(heads: torch.Tensor, rotations: torch.Tensor) -> None:
-    """Rotate ``heads`` ``[tokens, heads, head_dim]`` in place by ``rotations`` ``[tokens, 1, head_dim / 2]``, in float32."""
-    pairs = heads.unflatten(-1, (-1, 2))
+    """Rotate ``heads``, ``[tokens, heads, head_dim]``, in place; ``rotations`` is ``[tokens, 1, head_dim / 2]``."""
+    pairs = heads.view(*heads.shape[:-1], heads.shape[-1] // 2, 2)
     if heads.dtype == torch.float32:
         torch.view_as_complex(pairs).mul_(rotations)
     else:

@@ -7,6 +7,7 @@ cumulative probabilities. Log-probabilities are the model's own: of the logits b
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -16,7 +17,7 @@ from kvtier_worker.engine.messages import SamplingSpec, SequenceStep, TokenOutpu
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that depends on its arguments only: the top 53 bits of xxh3-64 of the position under the seed."""
+    """A number in [0, 1) from its arguments only: the top 53 bits of xxh3-64 of the position under the seed."""
     mask = 0xFFFF_FFFF_FFFF_FFFF
     return (xxhash.xxh3_64_intdigest(position.to_bytes(8, "little"), seed & mask) >> 11) * 2.0**-53
 
@@ -72,7 +73,9 @@ def penalise(row: torch.Tensor, spec: SamplingSpec) -> torch.Tensor:
         part = row[seen]
         row[seen] = torch.where(part > 0, part / spec.repetition_penalty, part * spec.repetition_penalty)
     if spec.output_token_ids and (spec.presence_penalty or spec.frequency_penalty):
-        tokens, counts = torch.tensor(spec.output_token_ids, device=row.device).unique(return_counts=True)
+        counted = Counter(spec.output_token_ids)
+        tokens = torch.tensor(list(counted), device=row.device)
+        counts = torch.tensor(list(counted.values()), device=row.device)
         row[tokens] -= spec.presence_penalty + spec.frequency_penalty * counts
     return row
 

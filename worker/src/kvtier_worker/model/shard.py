@@ -9,7 +9,7 @@ from kvtier_worker.model.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One rank of a model cut over ``size`` ranks: by heads in attention, by columns in the MLP, by rows of the vocabulary.
+    """One rank of ``size``: attention is cut by heads, the MLP by columns, the vocabulary by rows.
 
     Intermediate size and vocabulary need not divide: ranks then differ by one column, and the last vocabulary part
     is short.

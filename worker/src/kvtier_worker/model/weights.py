@@ -118,7 +118,7 @@ class DummySource:
         self, name: str, shape: tuple[int, ...], rows: slice = EVERYTHING, columns: slice = EVERYTHING
     ) -> torch.Tensor:
         """See `TensorSource`."""
-        generator = torch.Generator().manual_seed(xxhash.xxh3_64_intdigest(name, self._seed) >> 1)
+        generator = torch.Generator().manual_seed(xxhash.xxh3_64_intdigest(name.encode(), self._seed) >> 1)
         whole = torch.randn(shape, generator=generator)
         if len(shape) == 1:
             whole = whole.mul_(DUMMY_SCALE) if name.endswith(".bias") else whole.mul_(DUMMY_SCALE).add_(1.0)
