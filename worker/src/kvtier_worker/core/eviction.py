@@ -8,10 +8,12 @@ its tail, and a run that begins at the root stays usable.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from kvtier_worker.core.ids import BlockHash
+from kvtier_worker.core.lifetables import LifeTable, pooled_hazards, worths
 
 IsLeaf = Callable[[int], bool]
 """Whether a slot has no resident published child."""
@@ -126,3 +128,157 @@ class LRU:
 
     def __len__(self) -> int:
         return len(self._queue)
+
+
+@dataclass(slots=True)
+class _Record:
+    """What S3FIFO remembers of a hash.
+
+    Attributes:
+        again: it was used more than once.
+        since: clock of its last release.
+        waiting: it is counted as waiting in the life table of its queue.
+        ghost: it was evicted since.
+    """
+
+    again: bool
+    since: int
+    waiting: bool = False
+    ghost: bool = False
+
+
+class S3FIFO:
+    """Scan-resistant: a probationary queue, a main queue and a ghost, like S3-FIFO, with shares that adapt.
+
+    A block used once waits in probation, one used again in main, both in order of release; a ghost remembers hashes
+    after eviction, so a block that comes back goes to main. S3-FIFO gives probation a fixed tenth of the capacity,
+    which loses to LRU where the cache is large enough to see most blocks again. Here each queue keeps a life table,
+    and the eviction takes the older end that is worth less to keep (`lifetables.worths`). A scan is never used again,
+    so probation drains first; where single use is often followed by a second, its blocks outlive stale main ones.
+
+    Until three capacities of blocks went by, the tables know no whole life, and the order is leaf-first LRU.
+
+    Args:
+        capacity: slots of the pool.
+    """
+
+    SPANS = 64
+    SPANS_PER_CAPACITY = 8
+    MIN_SPAN = 256
+    WARM_UP = 3
+    MAX_GHOSTS = 250_000
+
+    def __init__(self, capacity: int) -> None:
+        self._span = max(capacity // self.SPANS_PER_CAPACITY, self.MIN_SPAN)
+        self._warm_at = self.WARM_UP * capacity
+        self._max_records = min(self.SPANS * self._span, capacity + self.MAX_GHOSTS)
+        self._queues = (LeafQueue(), LeafQueue())  # probation, main
+        self._tables = (LifeTable(self.SPANS), LifeTable(self.SPANS))
+        self._worths = ([0.0] * self.SPANS, [0.0] * self.SPANS)
+        self._records: OrderedDict[BlockHash, _Record] = OrderedDict()  # oldest release first
+        self._cached: dict[int, tuple[BlockHash, bool, int]] = {}  # slot: hash, in main, clock
+        self._clock = 0  # blocks released so far
+
+    def insert(self, slot: int, block_hash: BlockHash) -> None:
+        """See `EvictionPolicy.insert`."""
+        self._tick()
+        record = self._records.get(block_hash)
+        if record is None:
+            record = self._remember(block_hash, again=False)
+        else:
+            self._stop_waiting(record, reused=record.ghost)
+            self._records.move_to_end(block_hash)
+        record.since, record.waiting, record.ghost = self._clock, True, False
+        self._tables[record.again].enter()
+        self._queues[record.again].push(slot)
+        self._cached[slot] = (block_hash, record.again, self._clock)
+
+    def remove(self, slot: int) -> None:
+        """See `EvictionPolicy.remove`."""
+        _, in_main, _ = self._cached.pop(slot)
+        self._queues[in_main].discard(slot)
+
+    def expose(self, slot: int) -> None:
+        """See `EvictionPolicy.expose`."""
+        _, in_main, _ = self._cached[slot]
+        self._queues[in_main].expose(slot)
+
+    def hit(self, block_hash: BlockHash) -> None:
+        """See `EvictionPolicy.hit`."""
+        record = self._records.get(block_hash)
+        if record is None:  # shared before its first release, or forgotten
+            self._remember(block_hash, again=True)
+        else:
+            self._stop_waiting(record, reused=True)
+
+    def evict(self, is_leaf: IsLeaf) -> int:
+        """See `EvictionPolicy.evict`."""
+        leaves = [slot for queue in self._queues if (slot := queue.oldest_leaf(is_leaf)) is not None]
+        if leaves:
+            slot = min(leaves, key=self._priority)
+        else:
+            slot = min((queue.oldest() for queue in self._queues if len(queue)), key=self._age_rank, default=0)
+            if not slot:
+                raise IndexError
+        block_hash, _, _ = self._cached[slot]
+        self.remove(slot)
+        record = self._records.get(block_hash)
+        if record is not None:
+            record.ghost = True
+        return slot
+
+    def __len__(self) -> int:
+        return len(self._cached)
+
+    def _tick(self) -> None:
+        self._clock += 1
+        if self._clock % self._span:
+            return
+        for table in self._tables:
+            table.advance()
+        if self._clock >= self._warm_at:
+            prior = pooled_hazards(self._tables)
+            probation, main = (worths(table.hazards(prior)) for table in self._tables)
+            self._worths = (probation, main)
+
+    def _remember(self, block_hash: BlockHash, *, again: bool) -> _Record:
+        record = self._records[block_hash] = _Record(again, self._clock)
+        if len(self._records) > self._max_records:
+            self._records.popitem(last=False)
+        return record
+
+    def _spans_since(self, clock: int) -> int:
+        return self._clock // self._span - clock // self._span
+
+    def _stop_waiting(self, record: _Record, *, reused: bool) -> None:
+        if record.waiting:
+            self._tables[record.again].leave(self._spans_since(record.since), reused=reused)
+            record.waiting = False
+        record.again |= reused
+
+    def _priority(self, slot: int) -> tuple[float, int]:
+        _, in_main, clock = self._cached[slot]
+        age = self._spans_since(clock)
+        return (self._worths[in_main][age] if age < self.SPANS else 0.0), clock
+
+    def _age_rank(self, slot: int) -> int:
+        return self._cached[slot][2]
+
+
+POLICIES: Mapping[str, Callable[[int], EvictionPolicy]] = {
+    "lru": lambda capacity: LRU(),  # noqa: ARG005
+    "s3fifo": S3FIFO,
+}
+
+
+def make_policy(name: str, capacity: int) -> EvictionPolicy:
+    """The policy called ``name``, one of `POLICIES`, for a pool of ``capacity`` usable slots.
+
+    Raises:
+        ValueError: no such policy.
+    """
+    try:
+        return POLICIES[name](capacity)
+    except KeyError:
+        msg = f"eviction policy {name!r} is not one of {', '.join(sorted(POLICIES))}"
+        raise ValueError(msg) from None
