@@ -23,12 +23,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from report import Result, compare, write_report
-
 from kvtier_worker.core.eviction import EvictionPolicy, make_policy
 from kvtier_worker.core.ids import BlockHash, Tier
 from kvtier_worker.core.pool import BlockPool
 from kvtier_worker.core.prefix import full_blocks, restorable_blocks
+from report import Result, compare, write_report
 
 BLOCK = 512
 TRACES = ("conversation", "synthetic")
