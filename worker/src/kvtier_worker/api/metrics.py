@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 _TTFT_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000)
 _ITL_MS = (0.5, 1, 2, 5, 10, 15, 20, 30, 40, 50, 75, 100, 150, 200, 300, 500, 1_000, 2_000, 5_000, 10_000)
+
+
+class _Included(Collector):
+    """Passes on what another registry collects."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        """At every scrape."""
+        return self._registry.collect()
 
 
 class FrontMetrics:
@@ -35,6 +50,10 @@ class FrontMetrics:
             buckets=_ITL_MS,
             registry=registry,
         )
+
+    def include(self, registry: CollectorRegistry) -> None:
+        """Show another registry's metrics too."""
+        self.registry.register(_Included(registry))
 
     def request_arrived(self) -> None:
         """A generation request came in."""

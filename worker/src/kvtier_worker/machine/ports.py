@@ -18,6 +18,7 @@ def hold_port(host: str, port: int) -> socket.socket:
     """
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     held = socket.socket(family, kind, protocol)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections of a predecessor are no holder
     try:
         held.bind(address)
         held.listen(1)

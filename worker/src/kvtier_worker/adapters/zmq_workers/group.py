@@ -46,11 +46,13 @@ class Launch:
         env: their environment.
         command: program and arguments.
         progress: called with one line of text whenever the start gets further; may raise to give up.
+        check: called at least every half second during the start; may raise to give up.
     """
 
     env: Mapping[str, str]
     command: Sequence[str] = WORKER_COMMAND
     progress: Callable[[str], None] = lambda _text: None
+    check: Callable[[], None] = lambda: None
 
 
 class ZmqWorkerGroup:
@@ -83,7 +85,7 @@ class ZmqWorkerGroup:
         """
         group = cls(settings, launch)
         try:
-            group._await_ready(launch.progress)
+            group._await_ready(launch)
         except BaseException:  # also Ctrl-C: whatever stops the start must not leave processes behind
             group.close(timeout_s=0.0)
             raise
@@ -159,9 +161,11 @@ class ZmqWorkerGroup:
             self._processes.append(process)
             self._poller.register(process.death_fd, zmq.POLLIN)
 
-    def _await_ready(self, progress: Callable[[str], None]) -> None:
+    def _await_ready(self, launch: Launch) -> None:
+        progress = launch.progress
         ready: dict[int, WorkerReady] = {}
         while len(ready) < len(self._processes):
+            launch.check()
             messages = self._receive(_TICK_S)
             for message in messages:
                 match message:
