@@ -12,6 +12,7 @@ from kvtier_worker.contract import (
     HostPort,
     StoreMaster,
     flag,
+    flags_of,
     parse_flags,
     parse_host_port,
     parse_store_master,
@@ -122,6 +123,7 @@ def read_settings(argv: Sequence[str], environment: Mapping[str, str], sysfs: Pa
 
 
 def _violations(settings: StoreNodeSettings, environment: Mapping[str, str], sysfs: Path) -> Iterator[tuple[str, str]]:
+    yield from _ranges(settings)
     yield from _host(settings)
     yield from _segment(settings)
     yield from _master(settings, environment)
@@ -131,6 +133,13 @@ def _violations(settings: StoreNodeSettings, environment: Mapping[str, str], sys
     ports = [settings.http_port, *([settings.shm_port] if settings.shm_port else [])]
     if len(set(ports)) != len(ports):
         yield "shm_port", "is also --http_port; choose another one"
+
+
+def _ranges(settings: StoreNodeSettings) -> Iterator[tuple[str, str]]:
+    for name, entry in flags_of(StoreNodeSettings).items():
+        value = getattr(settings, name)
+        if isinstance(value, int) and not entry.minimum <= value <= entry.maximum:
+            yield name, f"must be {entry.range_text}"
 
 
 def _host(settings: StoreNodeSettings) -> Iterator[tuple[str, str]]:
