@@ -7,6 +7,7 @@ its tail, and a run that begins at the root stays usable.
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -42,58 +43,72 @@ class EvictionPolicy(Protocol):
 
 
 class LeafQueue:
-    """Slots in order of insertion, of which only leaves come out.
+    """Slots in order of insertion, of which the oldest leaf comes out.
 
-    A slot that reaches the old end while it has children is parked; when it is exposed it returns to the old end,
-    where it would be. Every slot is parked at most once per insertion or exposure, so all operations are O(1)
-    amortised.
+    A slot that reaches the old end while it has children is parked; when it is exposed it returns to its place among
+    the exposed, all of which are older than what was never parked. A slot is parked at most once per insertion or
+    exposure, so everything takes constant time, amortised, but for the heap of the exposed and for `oldest`.
     """
 
-    __slots__ = ("_order", "_parked")
+    __slots__ = ("_exposed", "_heap", "_num_pushed", "_order", "_parked")
 
     def __init__(self) -> None:
-        self._order: OrderedDict[int, None] = OrderedDict()
-        self._parked: OrderedDict[int, None] = OrderedDict()
+        self._num_pushed = 0
+        # Each slot is in one of these three, with its place in the order.
+        self._order: OrderedDict[int, int] = OrderedDict()
+        self._parked: dict[int, int] = {}
+        self._exposed: dict[int, int] = {}
+        self._heap: list[tuple[int, int]] = []  # (place, slot) of the exposed, and some that no longer are
 
     def push(self, slot: int) -> None:
         """Add ``slot`` as the newest."""
-        self._order[slot] = None
+        self._num_pushed += 1
+        self._order[slot] = self._num_pushed
 
     def discard(self, slot: int) -> None:
         """Remove ``slot``. Raises KeyError if it is not here."""
-        if slot in self._parked:
-            del self._parked[slot]
-        else:
-            del self._order[slot]
+        for places in (self._order, self._parked):
+            if slot in places:
+                del places[slot]
+                return
+        del self._exposed[slot]
 
     def expose(self, slot: int) -> None:
         """``slot`` is a leaf now."""
-        if slot in self._parked:
-            del self._parked[slot]
-            self._order[slot] = None
-            self._order.move_to_end(slot, last=False)
+        place = self._parked.pop(slot, None)
+        if place is not None:
+            self._exposed[slot] = place
+            heapq.heappush(self._heap, (place, slot))
 
     def oldest_leaf(self, is_leaf: IsLeaf) -> int | None:
         """The oldest leaf, still in the queue; None when there is none."""
+        while self._heap:
+            place, slot = self._heap[0]
+            if self._exposed.get(slot) == place:
+                if is_leaf(slot):
+                    return slot
+                self._parked[slot] = self._exposed.pop(slot)
+            heapq.heappop(self._heap)
         while self._order:
-            slot = next(iter(self._order))
+            slot, place = next(iter(self._order.items()))
             if is_leaf(slot):
                 return slot
             del self._order[slot]
-            self._parked[slot] = None
+            self._parked[slot] = place
         return None
 
     def oldest(self) -> int:
-        """The oldest slot of a queue without leaves. Raises IndexError when empty."""
-        for slot in self._parked or self._order:
-            return slot
-        raise IndexError
+        """The oldest slot after `oldest_leaf` found none: the deepest of the least recent release.
 
-    def __contains__(self, slot: int) -> bool:
-        return slot in self._order or slot in self._parked
+        Looks at every slot. Rare: somebody holds tails without their roots, as private copies of these. Raises
+        IndexError when the queue is empty.
+        """
+        if not self._parked:
+            raise IndexError
+        return min(self._parked, key=self._parked.__getitem__)
 
     def __len__(self) -> int:
-        return len(self._order) + len(self._parked)
+        return len(self._order) + len(self._parked) + len(self._exposed)
 
 
 class LRU:
@@ -213,13 +228,13 @@ class S3FIFO:
 
     def evict(self, is_leaf: IsLeaf) -> int:
         """See `EvictionPolicy.evict`."""
+        if not self._cached:
+            raise IndexError
         leaves = [slot for queue in self._queues if (slot := queue.oldest_leaf(is_leaf)) is not None]
         if leaves:
             slot = min(leaves, key=self._priority)
         else:
-            slot = min((queue.oldest() for queue in self._queues if len(queue)), key=self._age_rank, default=0)
-            if not slot:
-                raise IndexError
+            slot = min((queue.oldest() for queue in self._queues if len(queue)), key=self._released_at)
         block_hash, _, _ = self._cached[slot]
         self.remove(slot)
         record = self._records.get(block_hash)
@@ -261,7 +276,7 @@ class S3FIFO:
         age = self._spans_since(clock)
         return (self._worths[in_main][age] if age < self.SPANS else 0.0), clock
 
-    def _age_rank(self, slot: int) -> int:
+    def _released_at(self, slot: int) -> int:
         return self._cached[slot][2]
 
 

@@ -158,5 +158,8 @@ def draft_key_component(algorithm: str, draft_model: str, seed: int = DEFAULT_HA
 
 
 def default_model_id(model_path: str) -> str:
-    """``--model_id`` when it is not given: the last component of the model path (K4)."""
-    return posixpath.basename(posixpath.normpath(model_path))
+    """``--model_id`` when it is not given: the last component of the model path (K4).
+
+    ``.`` means the working directory by its name: two models started as ``.`` must not share a key space.
+    """
+    return posixpath.basename(posixpath.abspath(model_path))
