@@ -16,7 +16,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, disable_created_metrics
 
 from kvtier_worker.adapters.zmq_workers import Launch, ZmqWorkerGroup
 from kvtier_worker.api.app import create_admin_app, create_app
@@ -177,6 +177,7 @@ class EngineProcess:
         self._settings = settings
         self._env = env
         self._late = LateEngine()
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # timestamps double a scrape and tell nothing
         self._metrics = FrontMetrics(CollectorRegistry())
         parts = (self._late, tokenizer, settings, self._metrics)
         self._servers = [(_server(create_app(*parts)), _socket(settings, "port"))]
@@ -198,9 +199,9 @@ class EngineProcess:
         for warning in settings.warnings():
             event(_log, "no_effect", level=logging.WARNING, setting=warning)
         fronts = [asyncio.create_task(server.serve(sockets=[held])) for server, held in self._servers]
-        event(
-            _log, "listening", url=_url(settings.host, settings.port), admin_port=settings.admin_port or settings.port
-        )
+        event(_log, "listening", url=_url(settings.host, settings.port))
+        if settings.admin_port:
+            event(_log, "listening", admin=_url(settings.host, settings.admin_port))
         thread = EngineThread(settings, self._env, self._late, self._metrics, loop)
         thread.start()
         problem = await self._until_end(thread)

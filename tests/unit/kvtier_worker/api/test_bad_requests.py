@@ -28,7 +28,7 @@ COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": [1, 512]}, "prompt", "token id 512 at position 1 is not in 0..511"),
     ({"prompt": [-1]}, "prompt", "token id -1 at position 0"),
     ({"prompt": ["a"] * 2049}, "prompt", "2049 prompts; at most 2048"),
-    ({"prompt": ["a"] * 201}, "prompt", "201 choices in one request; this server runs at most 200"),
+    ({"prompt": ["a"] * 201}, "prompt", "201 prompts; this server runs at most 200"),
     ({"prompt": "x" * 300}, "prompt", "300 prompt tokens; this model takes at most 256"),
     ({"max_tokens": 252}, "prompt", "5 prompt tokens and 252 to generate are 257; this model takes at most 256"),
     ({"max_tokens": 0}, "max_tokens", "expected int >= 1 (given 0)"),

@@ -36,7 +36,7 @@ async def complete(front: Front, body: bytes) -> Response:
     _check(front, request)
     jobs = []
     prompts = read_prompts(request.prompt)
-    _check_number(front, len(prompts) * request.n, "prompt" if len(prompts) > 1 else "n")
+    _check_number(front, len(prompts))
     for prompt in prompts:
         token_ids = await front.encode(prompt, add_special_tokens=True)
         limit = front.output_limit(len(token_ids), request.output_limit, _DEFAULT_COMPLETION_TOKENS, "prompt")
@@ -51,7 +51,6 @@ async def chat(front: Front, body: bytes) -> Response:
     _check(front, request)
     if request.top_logprobs is not None and not request.logprobs:
         raise bad_request("top_logprobs", "only together with logprobs=true")
-    _check_number(front, request.n, "n")
     options = request.chat_template_kwargs | {"add_generation_prompt": request.add_generation_prompt}
     text = render_chat(front.tokenizer, request.messages, options)
     token_ids = await front.encode(text, add_special_tokens=False, param="messages")
@@ -69,12 +68,11 @@ def _check(front: Front, request: GenerationRequest) -> None:
     front.check_ready()
 
 
-def _check_number(front: Front, choices: int, param: str) -> None:
+def _check_number(front: Front, prompts: int) -> None:
+    """Refuse what could never be taken whole, instead of saying "busy" for ever."""
     limit = front.settings.max_concurrent_requests
-    if choices > limit:
-        raise bad_request(
-            param, f"{choices} choices in one request; this server runs at most {limit} (--max_concurrent_requests)"
-        )
+    if prompts > limit:
+        raise bad_request("prompt", f"{prompts} prompts; this server runs at most {limit} (--max_concurrent_requests)")
 
 
 def model_router(front: Front) -> APIRouter:
