@@ -28,8 +28,8 @@ from kvtier_worker.engine.frontend import (
     TokenLogprob,
 )
 
-Script = Callable[[EngineRequest], Iterator[int]]
-"""The tokens that answer a request; may be endless. It may raise ScriptedFailure."""
+Script = Callable[[EngineRequest], Iterator[int | None]]
+"""The tokens that answer a request, one a step, None = none in this step; may be endless, may raise ScriptedFailure."""
 
 Value = TypeVar("Value")
 
@@ -53,7 +53,7 @@ class ScriptedFailure(Exception):
 class _Running:
     request: EngineRequest
     sink: OutputSink
-    tokens: Iterator[int]
+    tokens: Iterator[int | None]
     cached: Mapping[Tier, int]
     emitted: int = 0
 
@@ -209,7 +209,8 @@ class ScriptedEngine:
                 self._changed.wait_for(lambda: self._state.running or self._state.closed)
                 if self._state.closed:
                     return
-                outputs = [(entry.sink, self._step(entry)) for entry in self._state.running.values()]
+                steps = [(entry.sink, self._step(entry)) for entry in self._state.running.values()]
+                outputs = [(sink, output) for sink, output in steps if output is not None]
                 for _, output in outputs:
                     if output.finish_reason is not None:
                         self._forget(output.request_id)
@@ -220,14 +221,16 @@ class ScriptedEngine:
                 if self._step_s:
                     self._changed.wait_for(lambda: self._state.closed, self._step_s)
 
-    def _step(self, entry: _Running) -> RequestOutput:
+    def _step(self, entry: _Running) -> RequestOutput | None:
         request, sampling = entry.request, entry.request.sampling
         try:
-            token = next(entry.tokens, None)
+            token = next(entry.tokens)
+        except StopIteration:
+            return RequestOutput(request.request_id, finish_reason=FinishReason.STOP, cached_tokens=entry.cached)
         except ScriptedFailure as error:
             return RequestOutput(request.request_id, finish_reason=FinishReason.ERROR, error=str(error))
         if token is None:
-            return RequestOutput(request.request_id, finish_reason=FinishReason.STOP, cached_tokens=entry.cached)
+            return None
         entry.emitted += 1
         ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(self._info.eos_token_ids))
         reason = FinishReason.LENGTH if entry.emitted >= sampling.max_tokens else None
