@@ -155,7 +155,7 @@ def test_ready_is_what_the_answer_says_and_not_that_it_answers(tmp_path: Path, o
     probe = HttpProbe(f"http://127.0.0.1:{port}/ready", {"service_ready": True})
     spec = ProcessSpec("first", (*base.argv, *options), {}, (probe,), base.ports, 20, 5)
     with pytest.raises(Interrupted):
-        local_until(tmp_path, "waiting for weights to load", spec).start()
+        local_until(tmp_path, "first: weights to load", spec).start()
 
 
 def test_one_that_ignores_sigterm_is_killed_when_its_time_is_over(tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ PROBE_TIMEOUT_S = 2.0
 
 
 def waiting_for(probe: Probe) -> str:
-    """What the probe still waits for, in the process's own words where it says so; empty when it is ready."""
+    """What the process is still doing, in its own words where it says so; empty when it is ready."""
     if isinstance(probe, HttpProbe):
         return _waiting_for_http(probe)
     try:
         socket.create_connection((probe.host, probe.port), timeout=PROBE_TIMEOUT_S).close()
     except OSError:
-        return f"port {probe.port} to open"
+        return f"waiting for port {probe.port} to open"
     return ""
 
 
@@ -33,7 +33,7 @@ def _waiting_for_http(probe: HttpProbe) -> str:
         response = connection.getresponse()
         status, text = response.status, response.read()
     except (OSError, HTTPException):
-        return f"{probe.url} to answer"
+        return f"waiting for {probe.url} to answer"
     finally:
         connection.close()
     try:
@@ -43,7 +43,7 @@ def _waiting_for_http(probe: HttpProbe) -> str:
     facts: Mapping[str, object] = body if isinstance(body, Mapping) else {}
     if status == HTTPStatus.OK and all(facts.get(name) == value for name, value in probe.expect.items()):
         return ""
-    return str(facts.get("reason") or f"{probe.url} to say that it is ready")
+    return str(facts.get("reason") or f"waiting for {probe.url} to say that it is ready")
 
 
 def busy_ports(processes: Sequence[ProcessSpec]) -> list[str]:

@@ -215,10 +215,10 @@ class LocalCluster:
                 self._say(f"{spec.name}: ready after {now - started:.1f} s")
                 return
             if now - started > spec.start_timeout_s:
-                reason = f"was not ready after {spec.start_timeout_s:.0f} s: waiting for {waiting}"
+                reason = f"was not ready after {spec.start_timeout_s:.0f} s: {waiting}"
                 raise ProcessFailed(spec.name, reason, self.log_tail(spec.name))
             if now - said_at > (PROGRESS_EVERY_S if waiting == said else PROGRESS_AT_CHANGE_S):
-                self._say(f"{spec.name}: waiting for {waiting} ({now - started:.0f} s)")
+                self._say(f"{spec.name}: {waiting} ({now - started:.0f} s)")
                 said, said_at = waiting, now
             if self._stop_request.wait(POLL_S):
                 raise Interrupted(f"stopped while {spec.name} was starting")

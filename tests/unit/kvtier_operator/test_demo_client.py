@@ -102,10 +102,9 @@ def test_a_probe_says_what_each_tier_holds() -> None:
         "prompt_tokens": 300,
         "full_blocks": 2,
         "block_size": 128,
-        "device_blocks": 0,
-        "host_blocks": 1,
-        "store_blocks": 2,
-        "store_available": True,
+        "device": {"blocks": 0, "tokens": 0},
+        "host": {"blocks": 1, "tokens": 128},
+        "store": {"blocks": 2, "tokens": 256, "available": True},
     }
     with server(json.dumps(report)) as (engine, received):
         held = engine.probe("a prompt")

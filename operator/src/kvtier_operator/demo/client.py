@@ -110,7 +110,7 @@ class EngineHttp:
             prompt_tokens=report["prompt_tokens"],
             full_blocks=report["full_blocks"],
             block_size=report["block_size"],
-            blocks={tier: report[f"{tier}_blocks"] for tier in TIERS},
+            blocks={tier: report[tier]["blocks"] for tier in TIERS},
         )
 
     def drop(self, tiers: Sequence[str]) -> None:
