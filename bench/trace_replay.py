@@ -32,6 +32,7 @@ from report import Result, compare, write_report
 BLOCK = 512
 TRACES = ("conversation", "synthetic")
 CAPACITIES = (500, 1_000, 2_000, 5_000, 10_000, 20_000, 30_000, 50_000)
+MUST_GAIN = 5_000  # elsewhere it is enough not to lose
 PUBLISHED_IDEAL = {"conversation": 0.366, "synthetic": 0.640}  # FAST'25, every id counted
 
 
@@ -108,7 +109,8 @@ def limited(name: str, requests: Sequence[Request], capacity: int, *, engine: bo
     """The adaptive policy against leaf-first LRU."""
     ours, lru = (replay(requests, capacity, make_policy(p, capacity), engine=engine) for p in ("s3fifo", "lru"))
     convention = "engine" if engine else "trace"
-    return compare(f"{name}, {convention}: hit rate, {capacity:,} blocks", ours, lru, at_least=1.0)
+    least = 1.01 if capacity == MUST_GAIN else 1.0
+    return compare(f"{name}, {convention}: hit rate, {capacity:,} blocks", ours, lru, at_least=least)
 
 
 def main() -> None:
