@@ -5,10 +5,11 @@ A failure names its scenario; ``Scenario(seed=…, …).run()`` repeats it exact
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from kvtier_worker.core.ids import Tier
 from kvtier_worker.engine.frontend import FinishReason
 from kvtier_worker.testing.scenarios import Scenario
@@ -17,8 +18,8 @@ from kvtier_worker.testing.simulation import Simulation
 SEEDS = range(7)
 
 
-def _value(simulation: Simulation, name: str, labels: dict[str, str] | None = None) -> float:
-    return simulation.engine.metrics.registry.get_sample_value(name, labels) or 0.0
+def _value(simulation: Simulation, name: str, labels: Mapping[str, str] | None = None) -> float:
+    return simulation.engine.metrics.registry.get_sample_value(name, dict(labels or {})) or 0.0
 
 
 def _assert_tokens_are_conserved(simulation: Simulation) -> None:

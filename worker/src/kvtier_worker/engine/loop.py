@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from kvtier_worker.contract import WorkerSettings
-from kvtier_worker.core.eviction import LRU
+from kvtier_worker.core.eviction import make_policy
 from kvtier_worker.core.ids import BatchId, RequestId, Tier
 from kvtier_worker.core.lifecycle import RequestEvent, RequestState
 from kvtier_worker.core.pool import BlockPool
@@ -44,6 +44,7 @@ from kvtier_worker.engine.metrics import EngineMetrics
 from kvtier_worker.engine.ports import WorkerGroup
 from kvtier_worker.engine.progress import Progress
 from kvtier_worker.engine.requests import LiveRequest
+from kvtier_worker.engine.restore_gate import RestoreGate
 from kvtier_worker.engine.scheduler import Scheduler, StepLimits
 from kvtier_worker.engine.step import StepInFlight, forward_message, restore_message
 from kvtier_worker.engine.store_watch import StoreWatch
@@ -81,8 +82,14 @@ class EngineLoop(EngineFront):
         host = self.blocks.host
         self._store = StoreWatch(settings.enable_kvcache_store and host is not None)
         self._writebacks = None if host is None else WritebackJobs(self.blocks.device, host, info.tp_size)
+        self._gate = RestoreGate(
+            enabled=settings.enable_restore_cost_gate,
+            object_bytes=max(rank.object_bytes for rank in workers.ready),
+            block_size=settings.block_size,
+            num_ranges=max(1, settings.layers_wise_copy_batchs),
+        )
         self._scheduler = Scheduler(
-            StepLimits.of(settings), self.blocks, self.metrics, self._live.get, self._write_back, lambda prefix: prefix
+            StepLimits.of(settings), self.blocks, self.metrics, self._live.get, self._write_back, self._gate.trim
         )
         self._progress = Progress(self.blocks, self._scheduler, self.metrics, self._write_back, self._forget)
         self._admission = Admission(
@@ -186,6 +193,7 @@ class EngineLoop(EngineFront):
             self._progress.fail(step, error)
         else:
             self._progress.commit(step, now)
+            self._gate.on_step(step.plan, list(step.done.values()))
         self.metrics.step_ended(step.done, now - step.started)
 
     def _dispatch(self, now: float) -> None:
@@ -289,6 +297,7 @@ class EngineLoop(EngineFront):
     def _on_stats(self, message: WorkerStats) -> None:
         self.metrics.stats(message)
         self._store.on_stats(message, self._clock())
+        self._gate.on_stats(message)
         self._admin.on_stats(message)
 
     def _on_worker_failed(self, message: WorkerFailed) -> None:
@@ -325,10 +334,10 @@ class EngineLoop(EngineFront):
 
 
 def _blocks(settings: WorkerSettings, num_device: int, num_host: int) -> TieredBlockManager:
-    device = BlockPool(Tier.DEVICE, num_device, LRU())
+    device = BlockPool(Tier.DEVICE, num_device, make_policy(settings.device_eviction, num_device - 1))
     host = None
     if num_host > 1 and settings.enable_prefix_cache:
-        host = HostTier(BlockPool(Tier.HOST, num_host, LRU()))
+        host = HostTier(BlockPool(Tier.HOST, num_host, make_policy(settings.host_eviction, num_host - 1)))
     return TieredBlockManager(device, host, settings.block_size, settings.enable_prefix_cache)
 
 

@@ -93,7 +93,7 @@ class Scheduler:
         metrics: counts preemptions and probes.
         find: a live request by id.
         write_back: takes what a preempted request leaves behind.
-        gate: trims a match to what is worth restoring.
+        gate: trims a match, for a request of so many tokens, to what is worth restoring.
     """
 
     limits: StepLimits
@@ -101,7 +101,7 @@ class Scheduler:
     metrics: EngineMetrics
     find: Callable[[RequestId], LiveRequest | None]
     write_back: Callable[[list[WritebackEntry]], None]
-    gate: Callable[[PrefixMatch], PrefixMatch]
+    gate: Callable[[PrefixMatch, int], PrefixMatch]
     waiting: WaitingQueue = field(default_factory=WaitingQueue)
     running: list[LiveRequest] = field(default_factory=list)
     _computing: dict[BlockHash, LiveRequest] = field(default_factory=dict)
@@ -203,7 +203,7 @@ class Scheduler:
                 return
 
     def _start(self, plan: StepPlan, live: LiveRequest, match: TierMatch) -> bool:
-        prefix = self._affordable(plan, match)
+        prefix = self._affordable(plan, self.gate(match.prefix, len(live.tokens)))
         if prefix is None:
             return False
         remaining = len(live.tokens) - prefix.num_tokens
@@ -223,9 +223,8 @@ class Scheduler:
         self._add(plan, live, self._chunk(plan, remaining))
         return True
 
-    def _affordable(self, plan: StepPlan, match: TierMatch) -> PrefixMatch | None:
+    def _affordable(self, plan: StepPlan, prefix: PrefixMatch) -> PrefixMatch | None:
         """The part of a match to restore in this step; None = wait for a step with more of its budget left."""
-        prefix = self.gate(match.prefix)
         if self.limits.restores is None or not prefix.num_restores:
             return prefix
         left = self.limits.restores - len(plan.restores)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 
 from kvtier_worker.contract import WorkerSettings
 from kvtier_worker.core.ids import Tier
+from kvtier_worker.core.keys import HashChain
 from kvtier_worker.testing.simulation import Simulation
+from kvtier_worker.testing.symbolic import entries
 from kvtier_worker.testing.workers import Delays, FakeStore, FakeWorkerGroup, Faults
 
 BLOCK_SIZE = 4
@@ -46,18 +49,18 @@ class Scenario:
         return WorkerSettings(
             model="simulated",
             block_size=BLOCK_SIZE,
-            enable_kvcache_store=random.random() < 0.8,
-            enable_prefix_cache=random.random() < 0.95,
+            enable_kvcache_store=_chance(random, 0.8),
+            enable_prefix_cache=_chance(random, 0.95),
             prefetch_timeout=random.choice([0, 5, 40]),
             prefetch_batch_size=random.choice([1, 2, 5]),
-            enable_control_h2d_block_num=random.random() < 0.3,
+            enable_control_h2d_block_num=_chance(random, 0.3),
             max_h2d_blocks_per_step=random.choice([1, 3, 8]),
-            enable_in_batch_prefix_cache=random.random() < 0.3,
+            enable_in_batch_prefix_cache=_chance(random, 0.3),
             max_tokens_per_batch=budget,
             max_tokens_per_chunk_for_prefill=random.choice([-1, 4, 7]),
             max_seqs_per_batch=random.choice([2, 5, 20]),
-            enable_chunked_prefill=random.random() < 0.85,
-            enable_mix_batch=random.random() < 0.7,
+            enable_chunked_prefill=_chance(random, 0.85),
+            enable_mix_batch=_chance(random, 0.7),
             priority_strategy=random.choice(["fcfs", "priority"]),
             device_eviction=random.choice(["lru", "s3fifo"]),
             host_eviction=random.choice(["lru", "s3fifo"]),
@@ -100,23 +103,30 @@ class Scenario:
             when, name = random.random() * 0.4, f"r{number}"
             length = random.choice([1, 3, 4, 5, 8, 16, longest, 1 + int(random.random() * longest)])
             prompt = _document(random)[: min(length, longest)]
-            kwargs = {"max_tokens": random.choice([1, 2, 9, 30]), "priority": random.randrange(3)}
-            workers.at(when, lambda n=name, p=prompt, k=kwargs: simulation.submit(n, p, **k))  # type: ignore[misc]
-            if random.random() < 0.15:
+            submit = partial(
+                simulation.submit,
+                prompt=prompt,
+                max_tokens=random.choice([1, 2, 9, 30]),
+                priority=random.randrange(3),
+            )
+            workers.at(when, partial(submit, name))
+            if _chance(random, 0.15):
                 for choice in (1, 2):
-                    workers.at(
-                        when + 0.0001 * choice,
-                        lambda n=name, p=prompt, k=kwargs, c=choice: simulation.submit(f"{n}.{c}", p, leader=n, **k),  # type: ignore[misc]
-                    )
-            if random.random() < 0.25:
+                    follow = partial(submit, f"{name}.{choice}", leader=name)
+                    workers.at(when + 0.0001 * choice, follow)
+            if _chance(random, 0.25):
                 delay = random.random() * random.choice([0.002, 0.02, 0.2])
-                workers.at(when + delay, lambda n=name: simulation.cancel(n))  # type: ignore[misc]
+                workers.at(when + delay, partial(simulation.cancel, name))
         for _ in range(6):
             tiers = frozenset(random.sample([Tier.DEVICE, Tier.HOST], random.choice([1, 2])))
-            workers.at(random.random() * 0.5, lambda t=tiers: simulation.engine.drop_caches(t))  # type: ignore[misc]
+            workers.at(random.random() * 0.5, partial(simulation.engine.drop_caches, tiers))
         if self.faulty:
-            workers.at(random.random() * 0.2, lambda: _set_store(simulation, down=True))
-            workers.at(0.2 + random.random() * 0.2, lambda: _set_store(simulation, down=False))
+            workers.at(random.random() * 0.2, partial(_set_store, simulation, down=True))
+            workers.at(0.2 + random.random() * 0.2, partial(_set_store, simulation, down=False))
+
+
+def _chance(random: Random, probability: float) -> bool:
+    return random.random() < probability
 
 
 def _set_store(simulation: Simulation, *, down: bool) -> None:
@@ -135,9 +145,6 @@ def _document(random: Random) -> tuple[int, ...]:
 
 def _warm_store(random: Random, num_ranks: int) -> FakeStore:
     """What another engine has left behind: some blocks of the common prefix, not all of them on every rank."""
-    from kvtier_worker.core.keys import HashChain  # noqa: PLC0415
-    from kvtier_worker.testing.symbolic import entries  # noqa: PLC0415
-
     whole = entries(_STEM)
     store: FakeStore = {}
     rate = random.choice([0.0, 0.5, 0.95, 1.0])

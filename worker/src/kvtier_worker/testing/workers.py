@@ -54,7 +54,7 @@ class Faults:
     copy_fails: float = 0.0  # device -> host on one rank
     put_fails: float = 0.0
     restore_aborts: float = 0.0  # the forward says so
-    registers_short: float = 0.0  # the ACK's count is wrong
+    registers_short: float = 0.0  # the ACK lacks a block, and the forward computes nonsense without saying so
     forward_fails: float = 0.0
     store_down: bool = False
 
@@ -101,11 +101,12 @@ class FakeWorkerGroup:
     dead: str = ""
     ranks: list[SymbolicRank] = field(init=False)
     _random: Random = field(init=False)
-    _events: list[tuple[float, int, Callable[[], None]]] = field(init=False, default_factory=list)
+    _events: list[tuple[float, int, Callable[[], object]]] = field(init=False, default_factory=list)
     _order: itertools.count[int] = field(init=False, default_factory=itertools.count)
     _lane_free: list[float] = field(init=False)
     _arrived: list[FromWorker] = field(init=False, default_factory=list)
     _restores: dict[tuple[int, int], list[RestoreItem]] = field(init=False, default_factory=dict)
+    _short: set[tuple[int, int]] = field(init=False, default_factory=set)
     _woken: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
@@ -125,7 +126,7 @@ class FakeWorkerGroup:
         """Virtual seconds."""
         return self.now
 
-    def at(self, when: float, action: Callable[[], None]) -> None:
+    def at(self, when: float, action: Callable[[], object]) -> None:
         """Call ``action`` at the virtual time ``when``, from inside `poll`."""
         heapq.heappush(self._events, (max(when, self.now), next(self._order), action))
 
@@ -212,6 +213,8 @@ class FakeWorkerGroup:
             memory.device.use(item.device_block, user, write=True)
         count = len(message.items) - self._happens(self.faults.registers_short)
         self._restores[rank, message.batch_id] = list(message.items)
+        if count < len(message.items):
+            self._short.add((rank, message.batch_id))
         self._lane(rank, self.delays.register, lambda: self._answer(RestoreRegistered(rank, message.batch_id, count)))
 
     def _forward(self, rank: int, message: Forward) -> None:
@@ -231,14 +234,15 @@ class FakeWorkerGroup:
             error = "restore aborted"
         elif self._happens(self.faults.forward_fails):
             error = "out of luck"
+        nonsense = (rank, message.batch_id) in self._short
         for item in items:
-            if error:
+            if error or nonsense:
                 memory.device.spoil(item.device_block)
             else:
                 memory.device.put(item.device_block, memory.host.content(item.host_slot))
         outputs = []
         for step in () if error else message.sequences:
-            after = memory.device.write(step.block_table, step.start, step.token_ids)
+            after = 0 if nonsense else memory.device.write(step.block_table, step.start, step.token_ids)
             if step.sample:
                 outputs.append(TokenOutput(step.request_id, sample(after, self.vocab_size)))
         memory.leave(("step", message.batch_id))
@@ -318,12 +322,12 @@ class FakeWorkerGroup:
 
     # time and chance
 
-    def _lane(self, rank: int, delay: float, action: Callable[[], None]) -> None:
+    def _lane(self, rank: int, delay: float, action: Callable[[], object]) -> None:
         """After everything this rank's lane has to do already."""
         self._lane_free[rank] = max(self.now, self._lane_free[rank]) + self._spread(delay)
         self.at(self._lane_free[rank], action)
 
-    def _later(self, delay: float, action: Callable[[], None]) -> None:
+    def _later(self, delay: float, action: Callable[[], object]) -> None:
         self.at(self.now + self._spread(delay), action)
 
     def _spread(self, delay: float) -> float:
