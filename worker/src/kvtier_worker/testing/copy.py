@@ -46,6 +46,10 @@ class BytesDeviceCache:
         """Address of all blocks of one type."""
         return ctypes.addressof(self._memory[block_type])
 
+    def view(self, block_type: BlockType) -> memoryview:
+        """All bytes of one type, to read and write."""
+        return memoryview(self._memory[block_type])
+
     def memory(self, block_type: BlockType) -> bytearray:
         """A copy of all bytes of one type."""
         return bytearray(self._memory[block_type])
