@@ -90,6 +90,8 @@ def _serve(start: WorkerStart, link: ZmqWorkerLink) -> int:
 
     config = load_config(settings.model)
     device = resolve_device(settings, rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     torch.set_num_threads(settings.cpu_threads or max(1, len(os.sched_getaffinity(0)) // settings.tp_size))
     if settings.tp_size > 1:
         progress("meeting the other ranks")

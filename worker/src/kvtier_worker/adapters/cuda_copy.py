@@ -57,11 +57,16 @@ def _widest(*sizes: int) -> torch.dtype:
 
 
 @dataclass(frozen=True, slots=True)
-class _Objects:
-    """Both sides of one (domain, BlockType)."""
+class CudaObjects:
+    """Both sides of one (domain, BlockType).
+
+    Attributes:
+        host: ``[slots, slot_bytes]``, uint8.
+        planes: of one layer, in order.
+    """
 
     region: Region
-    host: torch.Tensor  # [slots, slot_bytes], uint8, pinned
+    host: torch.Tensor
     planes: tuple[_Plane, ...]
 
     def host_layers(self, slot: HostSlot, start: int, stop: int) -> torch.Tensor:
@@ -80,7 +85,8 @@ class _Objects:
         return found
 
 
-def _objects(arena: HostArena, cache: CudaCache, block_type: BlockType) -> _Objects:
+def cuda_objects(arena: HostArena, cache: CudaCache, block_type: BlockType) -> CudaObjects:
+    """Views of one region and of one cache's blocks that copies can be made between."""
     region = arena.regions[cache.layout.role, block_type]
     layout, blocks, flat = region.layout, cache.num_blocks, cache.flat(block_type)
     memory = (ctypes.c_uint8 * region.nbytes).from_address(arena.region_address(cache.layout.role, block_type))
@@ -95,7 +101,7 @@ def _objects(arena: HostArena, cache: CudaCache, block_type: BlockType) -> _Obje
             plane.offset * blocks // unit,
         )
         found.append(_Plane(plane.offset, plane.count * plane.nbytes, device))
-    return _Objects(region, host, tuple(found))
+    return CudaObjects(region, host, tuple(found))
 
 
 @dataclass(slots=True)
@@ -179,7 +185,7 @@ class CudaCopyStream:
     def __init__(
         self,
         device: torch.device,
-        objects: dict[tuple[CacheRole, BlockType], _Objects],
+        objects: dict[tuple[CacheRole, BlockType], CudaObjects],
         arena: HostArena,
         add: Callable[[_Copy], None],
     ) -> None:
@@ -244,7 +250,7 @@ class CudaCopyStream:
             return
         self._ledger.append(_Copy(before, after, nbytes, is_restore, trailers))
 
-    def _restore(self, objects: _Objects, job: CopyJob, start: int, stop: int) -> None:
+    def _restore(self, objects: CudaObjects, job: CopyJob, start: int, stop: int) -> None:
         size = (stop - start) * objects.region.layout.layer_bytes
         per_call = max(1, STAGING_BYTES // size)
         staging = torch.empty(min(per_call, len(job.pairs)), size, dtype=torch.uint8, device=self._device)
@@ -256,7 +262,7 @@ class CudaCopyStream:
                 for device, part in objects.pieces(staged, block, start, stop):
                     device.copy_(part)
 
-    def _writeback(self, objects: _Objects, job: CopyJob) -> None:
+    def _writeback(self, objects: CudaObjects, job: CopyJob) -> None:
         layers, size = objects.region.layout.num_layers, objects.region.layout.payload_bytes
         per_call = max(1, STAGING_BYTES // size)
         staging = torch.empty(min(per_call, len(job.pairs)), size, dtype=torch.uint8, device=self._device)
@@ -282,7 +288,7 @@ class CudaCopyEngine:
         self._runtime: Any = torch.cuda.cudart()
         self._pin()
         self._objects = {
-            (cache.layout.role, block_type): _objects(arena, cache, block_type)
+            (cache.layout.role, block_type): cuda_objects(arena, cache, block_type)
             for cache in caches
             for block_type in cache.layout.objects
         }

@@ -68,7 +68,8 @@ def plan_device_blocks(settings: WorkerSettings, layout: DomainLayout, budget: M
     else:
         fault = (
             f"--max_memory_utilization={settings.max_memory_utilization}: {max(nbytes, 0)} bytes are left for the "
-            f"cache beside {budget.used} in use of {budget.total}; two blocks need {least}; raise it, or set --max_cache_size"
+            f"cache beside {budget.used} in use of {budget.total}; two blocks need {least}; "
+            "raise it, or set --max_cache_size"
         )
     raise ConfigError([fault])
 
