@@ -12,7 +12,7 @@ import functools
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +49,9 @@ CROWDED = 0.3
 """Share of schedules with short prompts and a pool that holds one long answer: they preempt one another."""
 
 NUM_SCHEDULES = 300
+REAL_SEEDS = (1004, 1011)
+"""Schedules that read from every tier; each takes seconds on the real model."""
+
 BATCH = 25
 """Schedules per test case, so that a failure is found by its case and the time limit holds for each."""
 
@@ -366,7 +369,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
-def run_schedules(model: Model, seeds: range, tp_size: int) -> Counter[str]:
+def run_schedules(model: Model, seeds: Iterable[int], tp_size: int) -> Counter[str]:
     """Run and check schedules; what they exercised."""
     facts: Counter[str] = Counter()
     for seed in seeds:
@@ -387,3 +390,18 @@ def test_tokens_do_not_depend_on_the_cache(tiny: Model, first: int) -> None:
     # Schedules that exercise nothing would prove nothing.
     unused = [name for name in (*Tier, "preempted", "cancelled") if not facts[name]]
     assert not unused, facts
+
+
+@pytest.fixture(scope="module")
+def real(smollm2: Path) -> Model:
+    """The demo model."""
+    return Model(smollm2, LlamaForCausalLM.from_pretrained(smollm2, dtype=torch.float32), max_prompt=72)
+
+
+@pytest.mark.model
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("tp_size", [1, 3])
+def test_tokens_of_the_real_model_do_not_depend_on_the_cache(real: Model, tp_size: int) -> None:
+    facts = run_schedules(real, REAL_SEEDS, tp_size)
+    assert facts["ties"] <= facts["tokens"] / 100
+    assert facts[Tier.STORE], facts
