@@ -16,6 +16,7 @@ from kvtier_worker.contract import WorkerSettings
 from kvtier_worker.contract.rules import Violation, violation, violations
 from kvtier_worker.core.ids import DType
 from kvtier_worker.core.layout import SLOT_ALIGNMENT
+from kvtier_worker.engine.sizing import CPU_CACHE_BYTES, CPU_CACHE_SHARE
 from kvtier_worker.errors import ConfigError
 from kvtier_worker.machine.memory import physical_memory_bytes
 from kvtier_worker.machine.ports import hold_port, port_holder
@@ -23,8 +24,6 @@ from kvtier_worker.machine.rdma import RdmaPort, rdma_ports, rdma_violations
 from kvtier_worker.model.config import ModelConfig, load_config
 
 _GIB = 2**30
-_CPU_CACHE_SHARE = 8
-_CPU_CACHE_LIMIT = 4 * _GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +152,7 @@ def _memory(settings: WorkerSettings, machine: Machine) -> Iterator[Violation]:
     except ConfigError:
         return  # told already
     on_cuda = settings.device == "cuda" or (settings.device == "auto" and machine.has_cuda)
-    device_bytes = _device_cache_bytes(settings, machine, on_cuda=on_cuda) * settings.tp_size
+    device_bytes = _device_cache_bytes(settings, machine, on_cuda=on_cuda)
     arena_bytes = _arena_bytes(settings, config, device_bytes, on_cuda=on_cuda)
     resident_bytes = 0 if on_cuda else device_bytes + _weight_bytes(settings, config)
     if arena_bytes + resident_bytes <= machine.memory_bytes:
@@ -175,11 +174,11 @@ def _memory(settings: WorkerSettings, machine: Machine) -> Iterator[Violation]:
 
 
 def _device_cache_bytes(settings: WorkerSettings, machine: Machine, *, on_cuda: bool) -> int:
-    """Device cache of one rank; 0 = unknown here, as CUDA's default depends on the device's free memory."""
+    """Device caches of all ranks; 0 = unknown here, as CUDA's default depends on the device's free memory."""
     if settings.max_cache_size or on_cuda:
-        return settings.max_cache_size
-    share = settings.max_memory_utilization * machine.memory_bytes / _CPU_CACHE_SHARE
-    return int(min(share, _CPU_CACHE_LIMIT))
+        return settings.max_cache_size * settings.tp_size
+    share = settings.max_memory_utilization * machine.memory_bytes / CPU_CACHE_SHARE
+    return int(min(share, CPU_CACHE_BYTES))
 
 
 def _arena_bytes(settings: WorkerSettings, config: ModelConfig, device_bytes: int, *, on_cuda: bool) -> int:
