@@ -62,6 +62,21 @@ def test_one_call_beyond_the_deadline_opens_it_even_if_it_was_answered() -> None
     assert breaker.state is BreakerState.OPEN
 
 
+def test_after_an_unanswered_call_the_next_one_looks_first() -> None:
+    breaker = CircuitBreaker(POLICY)
+    call(breaker, CallResult.CONTROL_FAULT, 0.0)
+    assert breaker.admit(0.0) is Admission.DOUBTFUL
+    breaker.record(Admission.DOUBTFUL, CallResult.ANSWERED, 0.0, 0.0)
+    assert breaker.admit(0.0) is Admission.NORMAL
+
+
+def test_a_look_that_finds_nobody_opens_it() -> None:
+    breaker = CircuitBreaker(POLICY)
+    call(breaker, CallResult.CONTROL_FAULT, 0.0)
+    call(breaker, CallResult.UNREACHABLE, 0.0)
+    assert breaker.state is BreakerState.OPEN
+
+
 def test_while_open_nobody_asks() -> None:
     breaker = opened(now=10.0)
     assert [breaker.admit(now) for now in (10.0, 10.5, 10.999)] == [Admission.REFUSED] * 3

@@ -227,6 +227,32 @@ def test_a_dead_master_stops_calls_after_the_first_costly_one(setup: Setup) -> N
     assert setup.store.error_counts["breaker_open"] == 3
 
 
+def test_memory_that_the_mooncake_client_forgot_is_noticed_by_writes_and_comes_back() -> None:
+    setup = build(shm_client="127.0.0.1:3")
+    setup.client.puts = [[-600]]
+    setup.client.exists = [[0], [0], [1]]
+
+    assert setup.put("a") == ["failed"]
+    assert setup.store.error_counts["memory_forgotten"] == 1
+    assert list(setup.store.exists(["a"])) == [False]
+    assert setup.get("a") == ["miss"]
+    assert [call for call, _ in setup.client.calls] == ["exists", "put"]
+    assert setup.put("a") == ["stored"]
+    assert list(setup.store.exists(["a"])) == [True]
+    assert setup.get("a") == ["hit"]
+
+
+def test_a_killed_master_that_nobody_replaced_costs_no_slow_call(setup: Setup) -> None:
+    setup.client.gets = [[-900]]  # the connection broke: at once
+    assert setup.get("a") == ["fault"]
+    setup.client.cost_s = 4.3
+    setup.reachable[0] = False
+
+    assert setup.get("a") == ["miss"]
+    assert setup.store.state == "open"
+    assert len(setup.client.calls) == 1
+
+
 def test_a_trial_looks_first_whether_anybody_answers(setup: Setup) -> None:
     setup.client.cost_s = 4.3
     setup.client.gets = [[-900]]

@@ -30,6 +30,9 @@ _CHILD_THREADS = 2
 """Threads of the mooncake_client that serve engines; with one, a slow call of one engine stops all others."""
 _CHILD_START_S = 20.0
 _CHILD_STOP_S = 5.0
+_SETTLE_S = 1.5
+"""A mooncake_client that is back sooner than this is taken for the old one by engines; they would not share their
+memory with it again."""
 _POOL_BYTES = 4 << 20
 _LOCAL_BUFFER_BYTES = 0
 _MODULE = "kvtier_worker.store_node.child_exec"
@@ -114,8 +117,8 @@ class SharedSegment(_Probed):
 
     def close(self) -> str:
         """End the mooncake_client."""
-        self._client.close()
         stop_child(self._child)
+        self._client.close()
         self._label.close()
         return "the mooncake_client ended; the master lists its segment until its --client_ttl is over"
 
@@ -184,6 +187,9 @@ def mount_shared(settings: StoreNodeSettings, label: socket.socket, should_stop:
     module = load_mooncake(SHARED_CALLS)
     if answers("127.0.0.1", settings.shm_port, 0.3):
         raise StoreUnavailable(f"--shm_port={settings.shm_port} is held by {port_holder(settings.shm_port)}")
+    settled = time.monotonic() + _SETTLE_S
+    while time.monotonic() < settled and not should_stop():
+        time.sleep(0.05)
     child = subprocess.Popen([sys.executable, "-m", _MODULE, str(os.getpid()), *client_argv(settings)])
     try:
         _wait_for_child(child, settings, should_stop)

@@ -4,7 +4,8 @@ A dead master costs more than four seconds a call, so after a few faults nobody 
 one call tries again. Pure: time is an argument. Not thread-safe; its owner holds a lock.
 
     state      event                                              next
-    CLOSED     max_faults faults in a row, or one costly call     OPEN (first_pause_s)
+    CLOSED     max_faults faults in a row, one costly call, or    OPEN (first_pause_s)
+               nobody answers a look
     OPEN       a call asks after the pause                        HALF_OPEN, that call tries
     HALF_OPEN  another call asks                                  stays, refused
     HALF_OPEN  the trying call worked                             CLOSED
@@ -30,7 +31,8 @@ class Admission(StrEnum):
     """What a call may do."""
 
     NORMAL = "normal"
-    TRIAL = "trial"  # the one call that finds out whether the store is back
+    DOUBTFUL = "doubtful"  # the last call got no answer: look whether somebody is there before waiting for him
+    TRIAL = "trial"  # the one call that finds out whether the store is back; look first, too
     REFUSED = "refused"
 
 
@@ -40,6 +42,7 @@ class CallResult(StrEnum):
     ANSWERED = "answered"  # hits, misses and partial results alike
     DATA_FAULT = "data_fault"  # no object moved: a storage node, maybe one of many
     CONTROL_FAULT = "control_fault"  # the master did not answer: nothing works
+    UNREACHABLE = "unreachable"  # a look showed that nobody is there; the call was not made
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ class CircuitBreaker:
         self._policy = policy
         self._state = BreakerState.CLOSED
         self._faults = 0
+        self._in_doubt = False
+        self._in_doubt = False
         self._pause_s = policy.first_pause_s
         self._retry_at = 0.0
 
@@ -79,7 +84,7 @@ class CircuitBreaker:
     def admit(self, now: float) -> Admission:
         """Whether a call may go to the store at ``now`` (seconds). Everything but REFUSED must end in `record`."""
         if self._state is BreakerState.CLOSED:
-            return Admission.NORMAL
+            return Admission.DOUBTFUL if self._in_doubt else Admission.NORMAL
         if self._state is BreakerState.OPEN and now >= self._retry_at:
             self._state = BreakerState.HALF_OPEN
             return Admission.TRIAL
@@ -95,10 +100,13 @@ class CircuitBreaker:
                 self._open(now)
         elif self._state is BreakerState.CLOSED:
             self._faults = 0 if result is CallResult.ANSWERED else self._faults + 1
+            self._in_doubt = result is CallResult.CONTROL_FAULT
             if self._faults >= self._policy.max_faults or self._is_costly(result, elapsed_s):
                 self._open(now)
 
     def _is_costly(self, result: CallResult, elapsed_s: float) -> bool:
+        if result is CallResult.UNREACHABLE:
+            return True
         if result is CallResult.CONTROL_FAULT and elapsed_s >= self._policy.costly_fault_s:
             return True
         return elapsed_s >= self._policy.costly_call_s
@@ -106,6 +114,7 @@ class CircuitBreaker:
     def _close(self) -> None:
         self._state = BreakerState.CLOSED
         self._faults = 0
+        self._in_doubt = False
         self._pause_s = self._policy.first_pause_s
 
     def _open(self, now: float) -> None:

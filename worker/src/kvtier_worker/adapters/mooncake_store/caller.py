@@ -51,7 +51,7 @@ class StoreCaller:
     Args:
         client: set up.
         policy: of the breaker.
-        reachable: a quick look whether the store answers at all; asked before a trial call, which could cost seconds.
+        reachable: a quick look whether anybody is there; asked before a call that could cost seconds.
         clock: monotonic seconds.
     """
 
@@ -106,8 +106,8 @@ class StoreCaller:
         if admission is Admission.REFUSED:
             self.count("breaker_open")
             return _NOT_ASKED
-        if admission is Admission.TRIAL and not self._reachable():
-            self._record(admission, CallResult.CONTROL_FAULT, started)
+        if admission is not Admission.NORMAL and not self._reachable():
+            self._record(admission, CallResult.UNREACHABLE, started)
             self.count("unreachable")
             return _NOT_ASKED
         codes: Sequence[int] = ()

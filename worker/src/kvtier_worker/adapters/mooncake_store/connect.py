@@ -33,6 +33,7 @@ from kvtier_worker.mooncake_client.library import EMBEDDED_CALLS, SHARED_CALLS, 
 
 _LOG = logging.getLogger(__name__)
 
+_LOOK_S = 0.3
 _LOCAL_BUFFER_BYTES = 0
 """Only calls that copy through Mooncake's own buffer need one; all of ours are zero-copy."""
 
@@ -185,8 +186,8 @@ def _set_up_shared(module: ModuleType, options: MooncakeOptions) -> RawClient:
 
 
 def _quick_look(options: MooncakeOptions) -> Callable[[], bool]:
-    if options.shm_client:
-        endpoint = parse_host_port(options.shm_client)
-        return lambda: answers(endpoint.host, endpoint.port, 0.3)
-    members = parse_store_master(options.master).endpoints
-    return lambda: any(answers(member.host, member.port, 0.3) for member in members)
+    """Whether everybody is there whom a call needs and whose address says so; etcd members say little of a master."""
+    master = parse_store_master(options.master) if options.master else None
+    needed = [parse_host_port(options.shm_client)] if options.shm_client else []
+    needed += master.endpoints if master is not None and not master.discovery else ()
+    return lambda: all(answers(one.host, one.port, _LOOK_S) for one in needed)

@@ -42,6 +42,7 @@ class MooncakeStore:
         self._ranges = MemoryRanges()
         self._absent = AbsentKeys(options.absent_ttl_s)
         self._puts_resume_at = 0.0
+        self._memory_forgotten = False
         self._lock = threading.Lock()
 
     @classmethod
@@ -116,6 +117,8 @@ class MooncakeStore:
 
     def exists(self, keys: Sequence[str]) -> Sequence[bool]:
         """Which keys are there; unknown = False."""
+        if self._memory_forgotten:
+            return [False] * len(keys)
         absent = self._absent_among(keys)
         asked = [key for key in keys if key not in absent] if absent else list(keys)
         found: list[bool] = []
@@ -135,6 +138,8 @@ class MooncakeStore:
         """Read each object into its buffer. Keys must be distinct; if not, nothing is read."""
         if not buffers:
             return ()
+        if self._memory_forgotten:
+            return [GetOutcome.MISS] * len(buffers)
         keys = [buffer.key for buffer in buffers]
         addresses = [buffer.address for buffer in buffers]
         sizes = [buffer.nbytes for buffer in buffers]
@@ -240,6 +245,8 @@ class MooncakeStore:
         outcomes = {key: _put_outcome(code) for key, code in zip(keys, reply.codes, strict=False)}
         failed = [code for code in reply.codes if _put_outcome(code) is PutOutcome.FAILED]
         self._count_codes(failed)
+        if self._options.shm_client and reply.codes:
+            self._note_memory(all(code == Code.INVALID_PARAMS for code in reply.codes))
         with self._lock:
             if Code.NO_SPACE in failed:
                 self._puts_resume_at = self._clock() + self._options.no_space_pause_s
@@ -248,6 +255,18 @@ class MooncakeStore:
                     if outcome is PutOutcome.STORED:
                         self._absent.discard(key)
         return outcomes
+
+    def _note_memory(self, forgotten: bool) -> None:
+        """A mooncake_client that restarted within a second does not know our memory, and nobody tells it.
+
+        Registering again is not passed on. Writes go on trying: after a longer outage it is told by itself.
+        """
+        if forgotten and not self._memory_forgotten:
+            reason = "it restarted too quickly; stop it for two seconds or restart this engine"
+            event(_LOG, "the mooncake_client forgot our memory", level=logging.ERROR, reason=reason)
+        if forgotten:
+            self._caller.count("memory_forgotten")
+        self._memory_forgotten = forgotten
 
     def close(self) -> None:
         """Wait for calls in flight, unregister, leave; memory from `allocate` is gone then. Idempotent."""
