@@ -103,22 +103,27 @@ class Progress:
     # private
 
     def _deliver(self, live: LiveRequest, output: TokenOutput, now: float) -> None:
-        live.tokens.append(output.token_id)
+        token_id, tokens = output.token_id, live.tokens
+        tokens.append(token_id)
         self.metrics.generated_tokens += 1
         elapsed_ms = (now - live.last_token_at) * 1000
         live.last_token_at = now
-        if live.num_outputs == 1:
+        if len(tokens) == live.prompt_len + 1:
             self.metrics.ttft_ms.observe(elapsed_ms)
             self.scheduler.progressed(live)
         else:
             self.metrics.itl_ms.observe(elapsed_ms)
-        reason = _finish_reason(live, output.token_id)
+        reason = None
+        if token_id in live.stop_ids:
+            reason = FinishReason.STOP
+        elif len(tokens) >= live.max_tokens_len:
+            reason = FinishReason.LENGTH
         logprobs: tuple[TokenLogprob, ...] = ()
         if live.sampling.logprobs is not None:
-            logprobs = (TokenLogprob(output.token_id, output.logprob, tuple(output.top)),)
+            logprobs = (TokenLogprob(token_id, output.logprob, tuple(output.top)),)
         if reason is not None:
             self._finish(live, reason)
-        live.sink(RequestOutput(live.request.request_id, (output.token_id,), logprobs, reason, live.cached))
+        live.sink(RequestOutput(live.request.request_id, (token_id,), logprobs, reason, live.cached))
         if reason is not None:
             self.forget(live)
 
@@ -139,9 +144,3 @@ class Progress:
         live.cached = self.blocks.cached_tokens(live)
         size = self.blocks.block_size
         self.metrics.prompt_counted(live.prompt_len, live.prompt_len // size, size, live.cached)
-
-
-def _finish_reason(live: LiveRequest, token_id: int) -> FinishReason | None:
-    if token_id in live.stop_ids:
-        return FinishReason.STOP
-    return FinishReason.LENGTH if len(live.tokens) >= live.max_tokens_len else None

@@ -79,7 +79,7 @@ class LiveRequest:
         tokens: prompt and output so far.
         max_len: tokens of prompt and output at most.
         stop_ids: tokens that end it.
-        sampling: what the worker needs to sample; complete unless `needs_history`.
+        sampling: what the worker needs to sample; complete unless ``needs_history``.
         num_computed: leading tokens whose cache entries are whole once no step is in flight.
         num_failures: steps that failed under it since it last made progress.
         shun_host: restoring failed: compute instead.
@@ -105,11 +105,13 @@ class LiveRequest:
     shun_host: bool = False
     counted: bool = False
     cached: Mapping[Tier, int] = field(default_factory=dict)
+    needs_history: bool = field(init=False)
     prompt_len: int = field(init=False)
     max_tokens_len: int = field(init=False)
     rank_key: tuple[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.needs_history = self.request.sampling.needs_history
         self.prompt_len = len(self.request.prompt_token_ids)
         self.max_tokens_len = min(self.max_len, self.prompt_len + self.request.sampling.max_tokens)
         self.rank_key = (0, self.order)
@@ -144,7 +146,7 @@ class LiveRequest:
 
     def sampling_now(self) -> SamplingSpec:
         """What the worker needs to sample the next token."""
-        if not self.request.sampling.needs_history:
+        if not self.needs_history:
             return self.sampling
         outputs = self.tokens[self.prompt_len :]
         return sampling_spec(self.request.sampling, self.sampling.seed, self.request.prompt_token_ids, outputs)

@@ -145,16 +145,21 @@ class Scheduler:
     # decode
 
     def _decode(self, plan: StepPlan) -> None:
-        block_size = self.blocks.block_size
+        """One token of every sequence that has nothing else to compute; the loop that every step pays for."""
+        block_size, sequences = self.blocks.block_size, plan.sequences
+        most = min(self.limits.sequences, self.limits.tokens - plan.num_tokens)
         for live in list(self.running):
-            if len(plan.sequences) >= self.limits.sequences or plan.num_tokens >= self.limits.tokens:
+            if len(sequences) >= most:
                 break
-            length = len(live.tokens)
-            if length - live.num_computed != 1 or live.state is not RequestState.RUNNING:
+            length, start = len(live.tokens), live.num_computed
+            if length - start != 1 or live.state is not RequestState.RUNNING:
                 continue
             if length > len(live.held.table) * block_size and not self._grow(live, plan):
                 continue
-            self._add(plan, live, 1)
+            if length % block_size == 0:
+                self.blocks.reserve_writeback(live, length)
+            sequences.append(ScheduledSequence(live, start, 1, sample=True))
+        plan.num_tokens += len(sequences)
 
     def _grow(self, live: LiveRequest, plan: StepPlan) -> bool:
         while not self.blocks.grow(live):
@@ -257,8 +262,7 @@ class Scheduler:
     def _add(self, plan: StepPlan, live: LiveRequest, count: int) -> None:
         start = live.num_computed
         end = start + count
-        if count > 1 or end % self.blocks.block_size == 0:
-            self.blocks.reserve_writeback(live, end)
+        self.blocks.reserve_writeback(live, end)
         plan.sequences.append(ScheduledSequence(live, start, count, end == len(live.tokens)))
         plan.num_tokens += count
 

@@ -25,7 +25,7 @@ def forward_message(plan: StepPlan) -> Forward:
             start,
             live.held.table,
             sample,
-            live.sampling_now() if sample else None,
+            (live.sampling_now() if live.needs_history else live.sampling) if sample else None,
         )
         for live, start, count, sample in plan.sequences
     ]
@@ -51,6 +51,7 @@ class StepInFlight:
     done: dict[int, ForwardDone] = field(default_factory=dict)
     _acknowledged: set[int] = field(default_factory=set)
     _errors: list[str] = field(default_factory=list)
+    _outputs: dict[str, TokenOutput] = field(default_factory=dict)
 
     def on_registered(self, message: RestoreRegistered) -> None:
         """A rank acknowledged the restores of a batch; of another batch: ignored."""
@@ -78,8 +79,10 @@ class StepInFlight:
         return len(self.done) == self.num_ranks
 
     def outputs(self) -> Mapping[str, TokenOutput]:
-        """Sampled tokens by request."""
-        return {output.request_id: output for output in self.done[0].outputs}
+        """Sampled tokens by request, once rank 0 ended it."""
+        if not self._outputs:
+            self._outputs = {output.request_id: output for output in self.done[0].outputs}
+        return self._outputs
 
     def error(self) -> str:
         """Why nothing of it may be used; empty = it may."""
