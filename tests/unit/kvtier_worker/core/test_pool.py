@@ -99,6 +99,24 @@ def test_a_root_is_evicted_after_all_its_branches() -> None:
     assert pool.lookup(left) is pool.lookup(right) is None
 
 
+def test_a_root_outlives_a_tail_that_a_job_released_later() -> None:
+    """A write-back holds the tail longer than the request; afterwards the root keeps its place in the order."""
+    pool = device(3)
+    a, b = chain("a", 2), chain("b", 1)
+    slots = pool.lease(2)
+    pool.fill(slots)
+    pool.publish(slots[0], a[0], None)
+    pool.publish(slots[1], a[1], a[0])
+    pool.share(slots[1])
+    pool.release(slots)
+    pool.release(slots[1:])
+    cache(pool, b)
+    pool.lease(1)
+    assert pool.probe([*a, *b]) == [slots[0], None, 3]
+    pool.lease(1)
+    assert pool.probe([*a, *b]) == [None, None, 3]
+
+
 def test_a_leased_slot_is_never_evicted() -> None:
     pool = device(3)
     hashes = chain("a", 2)
