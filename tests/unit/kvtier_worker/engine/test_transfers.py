@@ -22,7 +22,7 @@ from kvtier_worker.engine.arena import HostArena
 from kvtier_worker.engine.ports import CopyEngine, DeviceCache, GetOutcome, KVCacheStore, LayerGate, StoreBuffer
 from kvtier_worker.engine.store_objects import PutResult
 from kvtier_worker.engine.synchronizer import LayerSynchronizer
-from kvtier_worker.engine.transfers import HierarchyKVCacheTransfer, TransferOptions
+from kvtier_worker.engine.transfers import HierarchyKVCacheTransfer, TransferOptions, first_layer_alone
 from kvtier_worker.engine.writeback_pipeline import CopyResult, StoreResult
 from kvtier_worker.errors import ConfigError, ProtocolError, TransferFailed
 from kvtier_worker.testing.blocks import block_hash, domain, kv_objects, random_block, read_block, write_block
@@ -221,17 +221,24 @@ def test_the_gate_opens_at_the_start_of_each_range_and_not_before_its_copies(see
     worker.write_back((3, 5, 1))
     worker.restore(1, (5, 4))
     expected = random_block(worker.cache.layout.objects[BlockType.KV], 1)
-    half = worker.cache.layout.objects[BlockType.KV].layer_bytes * 2
+    layer = worker.cache.layout.objects[BlockType.KV].layer_bytes
     assert read_block(worker.cache, 4) == bytes(len(expected)), "nothing is copied before somebody waits"
     gate = worker.transfer.take(BatchId(1), expected=True)
     assert gate is not None
     gate.wait(0)
-    assert read_block(worker.cache, 4)[:half] == expected[:half]
+    assert read_block(worker.cache, 4)[:layer] == expected[:layer]
     gate.wait(1)
+    assert read_block(worker.cache, 4)[: 2 * layer] == expected[: 2 * layer]
     gate.wait(2)
     assert read_block(worker.cache, 4) == expected
     gate.wait(3)
     gate.finish()
+
+
+def test_the_first_layer_travels_alone_unless_everything_travels_at_once() -> None:
+    assert first_layer_alone(((0, 7), (7, 14))) == ((0, 1), (1, 7), (7, 14))
+    assert first_layer_alone(((0, 1), (1, 2))) == ((0, 1), (1, 2))
+    assert first_layer_alone(((0, 7),)) == ((0, 7),)
 
 
 def test_a_forward_that_never_waited_is_worthless() -> None:
@@ -240,7 +247,7 @@ def test_a_forward_that_never_waited_is_worthless() -> None:
     gate = worker.transfer.take(BatchId(1), expected=True)
     assert gate is not None
     gate.wait(0)
-    with pytest.raises(TransferFailed, match=r"never waited for layers \[\(2, 4\)\]"):
+    with pytest.raises(TransferFailed, match=r"never waited for layers \[\(1, 2\), \(2, 4\)\]"):
         gate.finish()
     assert worker.transfer.check_integrity() == []
 
@@ -296,7 +303,7 @@ def test_a_type_that_no_domain_owns_is_refused() -> None:
         Worker().transfer.restore(plan)
 
 
-@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("failing", [0, 1, 2])
 def test_a_failed_copy_fails_the_forward_and_the_next_batch_is_sound(failing: int) -> None:
     worker = Worker(faults=CopyFaults(restores=frozenset({failing})))
     worker.fill(3, seed=1)
@@ -377,7 +384,12 @@ def test_a_draft_is_restored_after_the_target_under_one_batch() -> None:
     worker.run(1)
     assert worker.holds(4, seed=1)
     restores = [line for line in worker.engine.log if line.startswith("restore")]
-    assert restores == ["restore target [0, 2)", "restore target [2, 4)", "restore draft [0, 2)"]
+    assert restores == [
+        "restore target [0, 1)",
+        "restore target [1, 2)",
+        "restore target [2, 4)",
+        "restore draft [0, 2)",
+    ]
 
 
 # device -> host -> store

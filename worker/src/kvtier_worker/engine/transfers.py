@@ -347,7 +347,7 @@ class HierarchyKVCacheTransfer:
             if job.block_type is not BlockType.KV:
                 stream.restore(job, 0, self._num_layers(job))
         layered = [job for job in target if job.block_type is BlockType.KV]
-        ranges = layer_ranges(self._target_layers(), self._options.layer_copies)
+        ranges = first_layer_alone(layer_ranges(self._target_layers(), self._options.layer_copies))
         events: list[Event] = []
         for start, stop in ranges:
             for job in layered:
@@ -406,3 +406,14 @@ class HierarchyKVCacheTransfer:
         started = self._clock()
         result = built.objects.put(plan.items) if built.objects is not None else PutResult()
         return StoreResult(result, self._clock() - started)
+
+
+def first_layer_alone(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Cut the first layer off the first range, unless everything is one range by choice.
+
+    A forward can hide every copy but the one of its first range, so that one is made as short as it can be.
+    """
+    (start, stop), *others = ranges
+    if not others or stop - start == 1:
+        return tuple(ranges)
+    return ((start, start + 1), (start + 1, stop), *others)
