@@ -55,7 +55,27 @@ class GuardedClient:
         self._raw: RawClient | None = raw
         self._process = os.getpid()
         self._inside = 0
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._empty = threading.Condition(self._lock)
+
+    def enter(self) -> RawClient:
+        """The raw client, usable until `leave`, which must follow whatever happens. `use` does both.
+
+        Raises:
+            ClientClosed: it must not be called.
+        """
+        with self._lock:
+            if self._raw is None or os.getpid() != self._process:
+                raise ClientClosed
+            self._inside += 1
+            return self._raw
+
+    def leave(self) -> None:
+        """The other half of `enter`."""
+        with self._lock:
+            self._inside -= 1
+            if self._raw is None and not self._inside:
+                self._empty.notify_all()
 
     @contextmanager
     def use(self) -> Iterator[RawClient]:
@@ -64,29 +84,23 @@ class GuardedClient:
         Raises:
             ClientClosed: it must not be called.
         """
-        with self._condition:
-            raw = self._raw
-            if raw is None or os.getpid() != self._process:
-                raise ClientClosed
-            self._inside += 1
+        raw = self.enter()
         try:
             yield raw
         finally:
-            with self._condition:
-                self._inside -= 1
-                self._condition.notify_all()
+            self.leave()
 
     def close(self, registered: Sequence[int] = ()) -> None:
         """Refuse new users, wait for those inside, unregister these addresses, close. Idempotent.
 
         Calls inside end by Mooncake's own timeouts.
         """
-        with self._condition:
+        with self._lock:
             raw, self._raw = self._raw, None
             if raw is None or os.getpid() != self._process:
                 return
             while self._inside:
-                self._condition.wait()
+                self._empty.wait()
         for address in registered:
             raw.unregister_buffer(address)
         raw.close()

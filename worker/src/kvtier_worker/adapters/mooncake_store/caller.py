@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvtier_worker.adapters.mooncake_store.breaker import (
     Admission,
@@ -29,9 +29,8 @@ _VENDOR_ERRORS = (TypeError, ValueError, RuntimeError, MemoryError)
 """What pybind raises for arguments and results that it cannot convert, and for C++ exceptions."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What came back.
+class Reply(NamedTuple):
+    """What came back. A tuple, because one is made per call.
 
     Attributes:
         asked: False when the store was not asked: closed, or the breaker is open.
@@ -93,11 +92,14 @@ class StoreCaller:
             expected: how many objects.
         """
         try:
-            with self._client.use() as raw:
-                return self._admitted_call(raw, function, expected)
+            raw = self._client.enter()
         except ClientClosed:
             self.count("closed")
             return _NOT_ASKED
+        try:
+            return self._admitted_call(raw, function, expected)
+        finally:
+            self._client.leave()
 
     def _admitted_call(self, raw: RawClient, function: Callable[[RawClient], Sequence[int]], expected: int) -> Reply:
         started = self.clock()

@@ -120,7 +120,9 @@ class MooncakeStore:
         if self._memory_forgotten:
             return [False] * len(keys)
         absent = self._absent_among(keys)
-        asked = [key for key in keys if key not in absent] if absent else list(keys)
+        if not absent and 0 < len(keys) <= _EXISTS_BATCH:
+            return self._exists_batch(keys)
+        asked = [key for key in keys if key not in absent]
         found: list[bool] = []
         for start in range(0, len(asked), _EXISTS_BATCH):
             found += self._exists_batch(asked[start : start + _EXISTS_BATCH])
@@ -130,9 +132,11 @@ class MooncakeStore:
         return [key not in absent and next(answers) for key in keys]
 
     def _exists_batch(self, keys: Sequence[str]) -> Sequence[bool]:
-        reply = self._caller.call(lambda raw: raw.batch_is_exist(keys), len(keys))
-        self._count_codes(code for code in reply.codes if code < 0)
-        return [code == 1 for code in reply.codes] + [False] * (len(keys) - len(reply.codes))
+        codes = self._caller.call(lambda raw: raw.batch_is_exist(keys), len(keys)).codes
+        if len(codes) == len(keys) and min(codes) >= 0:
+            return [code == 1 for code in codes]
+        self._count_codes(code for code in codes if code < 0)
+        return [code == 1 for code in codes] + [False] * (len(keys) - len(codes))
 
     def get(self, buffers: Sequence[StoreBuffer]) -> Sequence[GetOutcome]:
         """Read each object into its buffer. Keys must be distinct; if not, nothing is read."""
