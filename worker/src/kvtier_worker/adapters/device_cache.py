@@ -1,7 +1,7 @@
 """The device cache in torch: one allocation per (domain, BlockType), shared by copy engine and attention.
 
 Layout of the allocation: ``[layer][tensor][block][one block's elements]``, as `kvtier_worker.engine.arena.planes`
-describes. For key and value that is a tensor ``[layers, 2, blocks, block_size, kv_heads, head_dim]``, so attention
+describes. For key and value that is a tensor ``[layers, 2, blocks, kv_heads, block_size, head_dim]``, so attention
 sees the blocks of a layer's keys side by side.
 """
 

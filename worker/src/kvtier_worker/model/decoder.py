@@ -9,12 +9,13 @@ from torch.nn import functional
 
 from kvtier_worker.engine.ports import LayerGate
 from kvtier_worker.errors import TransferFailed
-from kvtier_worker.model.attention import Attention, LayerCache, attention_for
+from kvtier_worker.model.attention import AttentionFactory, PlainAttention, StepAttention
 from kvtier_worker.model.collective import Collective
+from kvtier_worker.model.cpu_attention import CpuAttention
 from kvtier_worker.model.loader import DecoderWeights, LayerWeights
 from kvtier_worker.model.rope import rotate, rotation_table
 from kvtier_worker.model.shard import Shard
-from kvtier_worker.model.step import SequencePlan, StepPlan, WriteRun
+from kvtier_worker.model.step import StepPlan
 
 
 class GateKeeper:
@@ -47,6 +48,36 @@ class GateKeeper:
             raise self._failure
 
 
+class CacheWriter:
+    """Puts a step's keys and values where its plan says, layer by layer.
+
+    A block that is begun but not filled is zeroed first: attention reads whole blocks and gives what lies beyond the
+    last token no weight, but no weight times what an overflow left there would still be NaN.
+    """
+
+    def __init__(self, plan: StepPlan, device: torch.device) -> None:
+        self._block_size = plan.block_size
+        self._whole = plan.block_writes
+        self._single = bool(plan.row_writes)
+        self._rows = torch.tensor([write.row for write in plan.row_writes], device=device)
+        self._blocks = torch.tensor([write.block for write in plan.row_writes], device=device)
+        self._offsets = torch.tensor([write.offset for write in plan.row_writes], device=device)
+        self._begun = [write.block for write in plan.row_writes if write.offset == 0]
+
+    def write(self, entries: torch.Tensor, cache: torch.Tensor) -> None:
+        """``entries`` ``[rows, 2 * kv_heads, head_dim]``, keys then values; ``cache`` as in `attention.py`."""
+        by_kind = entries.view(entries.shape[0], 2, cache.shape[2], cache.shape[4])
+        for write in self._whole:
+            stop = write.first_row + write.num_blocks * self._block_size
+            rows = by_kind[write.first_row : stop].view(write.num_blocks, self._block_size, *by_kind.shape[1:])
+            cache[:, write.first_block : write.first_block + write.num_blocks] = rows.permute(2, 0, 3, 1, 4)
+        for block in self._begun:
+            cache[:, block].zero_()
+        if self._single:
+            slots = cache.permute(1, 3, 0, 2, 4)
+            slots.index_put_((self._blocks, self._offsets), by_kind[self._rows].to(cache.dtype))
+
+
 class Decoder:
     """One rank's part of a model. Stateless between steps: what it remembers is in the cache it is given.
 
@@ -63,11 +94,11 @@ class Decoder:
         self.device = device
         self.dtype = weights.embedding.dtype
         self._weights = weights
-        self._attention: Attention = attention_for(device)
+        self._attention: AttentionFactory = CpuAttention if device.type == "cpu" else PlainAttention
         config = shard.config
         self._rotations = rotation_table(config.rope, config.head_dim, config.max_position).to(device)
 
-    def forward(self, plan: StepPlan, caches: Sequence[LayerCache], gate: LayerGate | None) -> torch.Tensor | None:
+    def forward(self, plan: StepPlan, caches: Sequence[torch.Tensor], gate: LayerGate | None) -> torch.Tensor | None:
         """Compute one step and write its keys and values to the cache.
 
         Returns:
@@ -77,20 +108,22 @@ class Decoder:
             TransferFailed: the gate said so.
         """
         keeper = GateKeeper(gate, alone=self.collective.size == 1)
-        token_ids = torch.tensor(plan.token_ids, device=self.device)
         rotations = self._rotations[torch.tensor(plan.positions, device=self.device)][:, None]
-        hidden = self._embed(token_ids)
+        hidden = self._embed(torch.tensor(plan.token_ids, device=self.device))
+        writer = CacheWriter(plan, self.device)
+        attention = self._attention(plan.sequences, caches[0])
         last = len(self._weights.layers) - 1
         for index, layer in enumerate(self._weights.layers):
             heads = self._project(layer, hidden, rotations)
             keeper.wait(index)
-            self._write(heads, caches[index], plan.writes)
+            writer.write(heads[:, self.shard.num_heads :], caches[index])
             if index < last:
-                hidden = self._rest_of_layer(layer, hidden, heads, caches[index], plan.sequences)
+                hidden = self._rest_of_layer(layer, hidden, heads, caches[index], attention)
             elif plan.sampling_rows:
                 # Beyond the last layer's cache entries only the rows that sample matter.
                 rows = torch.tensor(plan.sampling_rows, device=self.device)
-                hidden = self._rest_of_layer(layer, hidden[rows], heads[rows], caches[index], plan.readers)
+                readers = self._attention(plan.readers, caches[0])
+                hidden = self._rest_of_layer(layer, hidden[rows], heads[rows], caches[index], readers)
         logits = self._logits(hidden) if plan.sampling_rows else None
         keeper.finish()
         return logits
@@ -117,28 +150,18 @@ class Decoder:
         rotate(heads[:, : num_heads + num_kv_heads], rotations)
         return heads
 
-    def _write(self, heads: torch.Tensor, cache: LayerCache, writes: Sequence[WriteRun]) -> None:
-        first_key = self.shard.num_heads
-        first_value = first_key + self.shard.num_kv_heads
-        keys, values = cache.keys.flatten(0, 1), cache.values.flatten(0, 1)
-        for run in writes:
-            rows = slice(run.first_row, run.first_row + run.count)
-            slots = slice(run.first_slot, run.first_slot + run.count)
-            keys[slots] = heads[rows, first_key:first_value]
-            values[slots] = heads[rows, first_value:]
-
     def _rest_of_layer(
         self,
         layer: LayerWeights,
         hidden: torch.Tensor,
         heads: torch.Tensor,
-        cache: LayerCache,
-        sequences: Sequence[SequencePlan],
+        cache: torch.Tensor,
+        attention: StepAttention,
     ) -> torch.Tensor:
         first_key = self.shard.num_heads
         first_value = first_key + self.shard.num_kv_heads
         queries, keys, values = heads[:, :first_key], heads[:, first_key:first_value], heads[:, first_value:]
-        attended = self._attention(queries, keys, values, cache, sequences)
+        attended = attention(queries, keys, values, cache)
         first = self.collective.rank == 0
         # The residual is summed with the ranks' products, so only one rank may bring it in.
         hidden = layer.output.plus(attended, hidden) if first else layer.output(attended)
@@ -150,7 +173,11 @@ class Decoder:
         return hidden
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(x, (x.shape[-1],), weight, self.shard.config.rms_norm_eps)
+        # Two passes over x; torch's own takes more on CPU. The mean square is float32 whatever x is.
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        scale = length.square_().mul_(1.0 / x.shape[-1]).add_(self.shard.config.rms_norm_eps).rsqrt_()
+        normed: torch.Tensor = (x * scale).to(x.dtype).mul_(weight)
+        return normed
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         part = self._weights.lm_head(self._norm(hidden, self._weights.final_norm)).float()

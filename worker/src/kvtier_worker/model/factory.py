@@ -5,7 +5,7 @@ device, dtype = resolve_device(settings), resolve_dtype(settings, config, device
 collective = join_ranks(rank, settings.tp_size, address, device)
 decoder = load_decoder(settings, config, collective)         # weights are resident from here on
 layout = kv_layout(config, settings.tp_size, settings.block_size, cache_dtype(settings, config, device))
-cache = ...                                                  # [layers, 2, blocks, block_size, kv_heads, head_dim]
+cache = ...                                                  # of shape cache_shape(layout, num_blocks)
 runner = build_runner(decoder, layout, cache)
 """
 
@@ -79,21 +79,21 @@ def cache_dtype(settings: WorkerSettings, config: ModelConfig, device: torch.dev
 
 
 def kv_layout(config: ModelConfig, tp_size: int, block_size: int, dtype: DType) -> DomainLayout:
-    """Layout of one rank's blocks of the target domain.
+    """Layout of one rank's blocks of the target domain. Heads come before tokens; `attention.py` says why.
 
     Raises:
         ConfigError: ``tp_size`` does not divide the heads.
     """
     if violations := config.violations(tp_size=tp_size, max_model_len=1):
         raise ConfigError(violations)
-    shape = (block_size, config.num_kv_heads // tp_size, config.head_dim)
+    shape = (config.num_kv_heads // tp_size, block_size, config.head_dim)
     tensors = tuple(TensorSpec(role, dtype, shape) for role in (TensorRole.KEY, TensorRole.VALUE))
     objects = {BlockType.KV: ObjectLayout(config.num_layers, tensors)}
     return DomainLayout(CacheRole.TARGET, TARGET_KEY_COMPONENT, objects)
 
 
 def cache_shape(layout: DomainLayout, num_blocks: int) -> tuple[int, ...]:
-    """Shape of the device cache that `build_runner` takes: ``[layers, 2, blocks, block_size, kv_heads, head_dim]``."""
+    """Shape of the device cache that `build_runner` takes: ``[layers, 2, blocks, kv_heads, block_size, head_dim]``."""
     objects = layout.objects[BlockType.KV]
     return (objects.num_layers, len(objects.tensors), num_blocks, *objects.tensors[0].shape)
 

@@ -9,7 +9,6 @@ import torch
 from kvtier_worker.core.layout import DomainLayout
 from kvtier_worker.engine.messages import SequenceStep, TokenOutput
 from kvtier_worker.engine.ports import LayerGate
-from kvtier_worker.model.attention import LayerCache
 from kvtier_worker.model.decoder import Decoder
 from kvtier_worker.model.sampler import sample
 from kvtier_worker.model.step import plan_step
@@ -21,24 +20,27 @@ class PagedRunner:
     Args:
         decoder: the rank's model.
         layout: of this rank's blocks.
-        cache: ``[layers, 2, blocks, block_size, kv_heads, head_dim]`` on the decoder's device; index 1 is keys, values.
+        cache: ``[layers, 2, blocks, kv_heads, block_size, head_dim]`` on the decoder's device,
+            contiguous; dimension 1 is keys, values.
 
     Raises:
-        ValueError: the cache has another shape than the layout says.
+        ValueError: the cache has another shape than the model asks for, or is not contiguous.
     """
 
     def __init__(self, decoder: Decoder, layout: DomainLayout, cache: torch.Tensor) -> None:
+        if not cache.is_contiguous():
+            raise ValueError("the cache must be contiguous")
         shard = decoder.shard
         expected = (shard.config.num_layers, 2, shard.num_kv_heads, shard.config.head_dim)
-        if cache.dim() != 6 or (*cache.shape[:2], *cache.shape[4:]) != expected:  # noqa: PLR2004
+        if cache.dim() != 6 or (*cache.shape[:2], cache.shape[3], cache.shape[5]) != expected:  # noqa: PLR2004
             raise ValueError(
-                f"cache has shape {tuple(cache.shape)}; expected [layers, 2, blocks, block_size, kv_heads, head_dim] "
+                f"cache has shape {tuple(cache.shape)}; expected [layers, 2, blocks, kv_heads, block_size, head_dim] "
                 f"with layers, 2, kv_heads, head_dim = {expected}"
             )
         self._decoder = decoder
         self._layout = layout
-        self._caches = tuple(LayerCache(layer[0], layer[1]) for layer in cache)
-        self._num_blocks, self._block_size = cache.shape[2], cache.shape[3]
+        self._caches = cache.unbind(0)
+        self._num_blocks, self._block_size = cache.shape[2], cache.shape[4]
 
     @property
     def layout(self) -> DomainLayout:

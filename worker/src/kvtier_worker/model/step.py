@@ -1,19 +1,12 @@
-"""One forward step as the model sees it: flat rows, where they are written, what each sequence attends to. No tensors.
-
-Keys carry their position, so an unmasked read may take the blocks of a context in any order. Blocks are therefore
-sorted, and neighbours in memory become one run that is read without a copy.
-"""
+"""One forward step as the model sees it: flat rows, where they are written, what they attend to. No tensors here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtier_worker.engine.messages import SequenceStep
 from kvtier_worker.errors import ProtocolError
-
-Run = tuple[int, int]
-"""Half-open range of token slots in the cache; slot = block x block size + offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +19,12 @@ class SequencePlan:
         num_context: tokens that every one of them reads from the cache: those before the step, and for a lone row
             itself too.
         block_table: device blocks from position 0.
-        context_runs: where the context is, in memory order.
     """
 
     first_row: int
     num_rows: int
     num_context: int
     block_table: tuple[int, ...]
-    context_runs: tuple[Run, ...]
 
     @property
     def stop_row(self) -> int:
@@ -42,12 +33,21 @@ class SequencePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteRun:
-    """Rows ``[first_row, first_row + count)`` go to slots ``[first_slot, first_slot + count)``."""
+class BlockWrite:
+    """Rows from ``first_row`` on fill whole blocks ``[first_block, first_block + num_blocks)``."""
 
     first_row: int
-    first_slot: int
-    count: int
+    first_block: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowWrite:
+    """One row goes to one place of a block."""
+
+    row: int
+    block: int
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,8 @@ class StepPlan:
 
     Attributes:
         sequences: in batch order.
-        writes: every row once.
+        block_writes: rows that fill whole blocks.
+        row_writes: all other rows.
         sampling_rows: last rows of the sequences that sample.
         readers: the sequences that sample, each with its last row alone and everything in the cache; for the last
             layer, of which nothing else is needed.
@@ -66,47 +67,36 @@ class StepPlan:
     token_ids: tuple[int, ...]
     positions: tuple[int, ...]
     sequences: tuple[SequencePlan, ...]
-    writes: tuple[WriteRun, ...]
+    block_writes: tuple[BlockWrite, ...]
+    row_writes: tuple[RowWrite, ...]
     sampling_rows: tuple[int, ...]
     readers: tuple[SequencePlan, ...]
 
 
-def cache_runs(block_table: Sequence[int], num_tokens: int, block_size: int) -> tuple[Run, ...]:
-    """Slot ranges of the first ``num_tokens`` positions, adjacent ones joined, in memory order."""
-    full, rest = divmod(num_tokens, block_size)
-    parts = [(block * block_size, (block + 1) * block_size) for block in block_table[:full]]
-    if rest:
-        first = block_table[full] * block_size
-        parts.append((first, first + rest))
-    runs: list[Run] = []
-    for start, stop in sorted(parts):
-        if runs and runs[-1][1] == start:
-            runs[-1] = (runs[-1][0], stop)
-        else:
-            runs.append((start, stop))
-    return tuple(runs)
-
-
-def _writes(step: SequenceStep, first_row: int, block_size: int) -> Iterator[WriteRun]:
+def _writes(
+    step: SequenceStep, first_row: int, block_size: int, whole: list[BlockWrite], single: list[RowWrite]
+) -> None:
+    """Append the writes of one sequence; whole blocks that are neighbours become one."""
     done, total = 0, len(step.token_ids)
     while done < total:
-        block, offset = divmod(step.start + done, block_size)
+        place, offset = divmod(step.start + done, block_size)
+        block, row = step.block_table[place], first_row + done
         count = min(block_size - offset, total - done)
-        yield WriteRun(first_row + done, step.block_table[block] * block_size + offset, count)
+        if count < block_size:
+            single.extend(RowWrite(row + i, block, offset + i) for i in range(count))
+        else:
+            last = whole[-1] if whole else None
+            if last is not None and (
+                last.first_row + last.num_blocks * block_size,
+                last.first_block + last.num_blocks,
+            ) == (
+                row,
+                block,
+            ):
+                whole[-1] = BlockWrite(last.first_row, last.first_block, last.num_blocks + 1)
+            else:
+                whole.append(BlockWrite(row, block, 1))
         done += count
-
-
-def _joined(writes: Iterator[WriteRun]) -> Iterator[WriteRun]:
-    last: WriteRun | None = None
-    for run in writes:
-        if last is not None and last.first_slot + last.count == run.first_slot:
-            last = WriteRun(last.first_row, last.first_slot, last.count + run.count)
-            continue
-        if last is not None:
-            yield last
-        last = run
-    if last is not None:
-        yield last
 
 
 def _check(step: SequenceStep, block_size: int, num_blocks: int, vocab_size: int, num_positions: int) -> None:
@@ -136,7 +126,8 @@ def plan_step(
     token_ids: list[int] = []
     positions: list[int] = []
     sequences: list[SequencePlan] = []
-    writes: list[WriteRun] = []
+    block_writes: list[BlockWrite] = []
+    row_writes: list[RowWrite] = []
     sampling_rows: list[int] = []
     readers: list[SequencePlan] = []
     for step in steps:
@@ -144,21 +135,20 @@ def plan_step(
         row, count, stop = len(token_ids), len(step.token_ids), step.start + len(step.token_ids)
         table = tuple(step.block_table)
         num_context = stop if count == 1 else step.start
-        runs = cache_runs(table, num_context, block_size)
-        sequences.append(SequencePlan(row, count, num_context, table, runs))
+        sequences.append(SequencePlan(row, count, num_context, table))
         token_ids.extend(step.token_ids)
         positions.extend(range(step.start, stop))
-        writes.extend(_joined(_writes(step, row, block_size)))
+        _writes(step, row, block_size, block_writes, row_writes)
         if step.sample:
-            runs = cache_runs(table, stop, block_size)
-            readers.append(SequencePlan(len(sampling_rows), 1, stop, table, runs))
+            readers.append(SequencePlan(len(sampling_rows), 1, stop, table))
             sampling_rows.append(row + count - 1)
     return StepPlan(
         block_size,
         tuple(token_ids),
         tuple(positions),
         tuple(sequences),
-        tuple(writes),
+        tuple(block_writes),
+        tuple(row_writes),
         tuple(sampling_rows),
         tuple(readers),
     )
