@@ -155,6 +155,17 @@ def check_too_long(running: Engine) -> None:
     assert "1024" in message
 
 
+def check_disconnect(running: Engine) -> None:
+    """A client that leaves gives its blocks back."""
+    body = {"prompt": "hello", "max_tokens": 900, "n": 3, "ignore_eos": True, "stream": True}
+    with running.http.stream("POST", "/v1/completions", json=body, timeout=60) as stream:
+        next(stream.iter_lines())
+    metrics = f"http://127.0.0.1:{running.port}/metrics"
+    running.child.wait_until(lambda: "num_used_blocks 0.0" in httpx.get(metrics).text, 30)
+    assert "num_running_requests 0.0" in httpx.get(metrics).text
+    assert 'requests_total{reason="cancelled"} 3.0' in httpx.get(metrics).text
+
+
 def check_drain(running: Engine) -> None:
     """A running request ends whole, new ones are refused, then the process ends."""
     answers: list[Any] = []
@@ -186,6 +197,7 @@ def test_an_engine_serves_from_the_first_probe_to_the_drain(model: Path) -> None
         check_metrics(running)
         check_key(running)
         check_too_long(running)
+        check_disconnect(running)
         check_drain(running)
 
 
