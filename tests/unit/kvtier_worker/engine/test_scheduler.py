@@ -34,6 +34,7 @@ class Bench:
             self.live.get,
             self.written.extend,
             lambda prefix, _: prefix,
+            lambda: 0.0,
         )
 
     def add(self, prompt: Sequence[int], *, leader: LiveRequest | None = None) -> LiveRequest:

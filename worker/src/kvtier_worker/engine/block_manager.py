@@ -12,7 +12,7 @@ What a device block contains follows from its provenance, never from counting ho
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtier_worker.core.ids import BatchId, BlockHash, BlockId, HostSlot, JobId, Tier
@@ -21,23 +21,7 @@ from kvtier_worker.core.pool import BlockPool, SlotState
 from kvtier_worker.core.prefix import PrefixMatch, match_tiers, usable_run
 from kvtier_worker.engine.host_tier import FetchNeed, HostTier, WritebackEntry
 from kvtier_worker.engine.requests import COMPUTED, SHARED, LiveRequest, Origin, Provenance
-
-
-@dataclass(frozen=True, slots=True)
-class TierMatch:
-    """What the tiers hold of a request right now.
-
-    Attributes:
-        prefix: the blocks to take and from which tier; may be trimmed before `TieredBlockManager.allocate`.
-        hashes: of every block that could be taken.
-        device: device block per hash, None = hole.
-        host: host slot per hash, None = hole.
-    """
-
-    prefix: PrefixMatch
-    hashes: Sequence[BlockHash]
-    device: Sequence[int | None]
-    host: Sequence[int | None]
+from kvtier_worker.engine.tier_match import TierMatch, parent_of, sources
 
 
 @dataclass(slots=True)
@@ -143,12 +127,12 @@ class TieredBlockManager:
         fresh = iter(self.device.lease(num_fresh))
         items: list[RestoreItem] = []
         held = live.held
-        for index, (found, slot) in enumerate(_sources(match, count)):
+        for index, (found, slot) in enumerate(sources(match, count)):
             if found is None:
                 restored = next(fresh)
                 item = RestoreItem(slot, BlockId(restored))
                 self._begin_restore(live, item, index)
-                self.device.publish(restored, match.hashes[index], _parent(match.hashes, index), pending=batch_id)
+                self.device.publish(restored, match.hashes[index], parent_of(match.hashes, index), pending=batch_id)
                 items.append(item)
                 held.provenance.append(Provenance(Origin.RESTORED, slot))
                 held.table.append(restored)
@@ -289,7 +273,7 @@ class TieredBlockManager:
         if origin is Origin.SHARED:
             return
         self.device.fill([block])
-        resident = self.device.publish(block, hashes[index], _parent(hashes, index))
+        resident = self.device.publish(block, hashes[index], parent_of(hashes, index))
         if resident != block and self.device.pending(resident) is None:
             self.device.share(resident)
             self.device.release([block])
@@ -313,18 +297,5 @@ class TieredBlockManager:
                 self.device.share(block)
                 host.pool.begin([slot], SlotState.OFFLOADING)
                 item = WritebackItem(BlockId(block), HostSlot(slot), hashes[index])
-                entries.append(WritebackEntry(item, _parent(hashes, index)))
+                entries.append(WritebackEntry(item, parent_of(hashes, index)))
         return entries
-
-
-def _sources(match: TierMatch, count: int) -> Iterator[tuple[BlockId | None, HostSlot]]:
-    """For each of the first ``count`` blocks its device block, or None and the host slot to restore it from."""
-    for index in range(count):
-        block = match.device[index]
-        slot = match.host[index] if block is None else None
-        assert block is not None or slot is not None
-        yield None if block is None else BlockId(block), HostSlot(slot or 0)
-
-
-def _parent(hashes: Sequence[BlockHash], index: int) -> BlockHash | None:
-    return hashes[index - 1] if index else None

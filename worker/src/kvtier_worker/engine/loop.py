@@ -13,20 +13,17 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 from kvtier_worker.contract import WorkerSettings
-from kvtier_worker.core.eviction import make_policy
-from kvtier_worker.core.ids import BatchId, RequestId, Tier
+from kvtier_worker.core.ids import BatchId, RequestId
 from kvtier_worker.core.lifecycle import RequestEvent, RequestState
-from kvtier_worker.core.pool import BlockPool
 from kvtier_worker.engine.admin import AdminCalls
 from kvtier_worker.engine.admission import Admission
-from kvtier_worker.engine.block_manager import TieredBlockManager
 from kvtier_worker.engine.front import EngineFront, engine_info
 from kvtier_worker.engine.frontend import EngineDraining, FinishReason, PoolReport, RequestOutput
-from kvtier_worker.engine.host_tier import HostTier, WritebackEntry
+from kvtier_worker.engine.host_tier import WritebackEntry
 from kvtier_worker.engine.integrity import check_pools
 from kvtier_worker.engine.messages import (
     ForwardDone,
@@ -48,6 +45,7 @@ from kvtier_worker.engine.restore_gate import RestoreGate
 from kvtier_worker.engine.scheduler import Scheduler, StepLimits
 from kvtier_worker.engine.step import StepInFlight, forward_message, restore_message
 from kvtier_worker.engine.store_watch import StoreWatch
+from kvtier_worker.engine.tiers import build_tiers, gauges, pools
 from kvtier_worker.engine.writeback import WritebackJobs
 from kvtier_worker.errors import WorkerDied
 
@@ -78,7 +76,7 @@ class EngineLoop(EngineFront):
         self._batch_ids = itertools.count(1)
         self._job_ids = itertools.count(1)
         self.metrics = EngineMetrics()
-        self.blocks = _blocks(settings, info.num_device_blocks, info.num_host_slots)
+        self.blocks = build_tiers(settings, info.num_device_blocks, info.num_host_slots)
         host = self.blocks.host
         self._store = StoreWatch(settings.enable_kvcache_store and host is not None)
         self._writebacks = None if host is None else WritebackJobs(self.blocks.device, host, info.tp_size)
@@ -89,9 +87,15 @@ class EngineLoop(EngineFront):
             num_ranges=max(1, settings.layers_wise_copy_batchs),
         )
         self._scheduler = Scheduler(
-            StepLimits.of(settings), self.blocks, self.metrics, self._live.get, self._write_back, self._gate.trim
+            limits=StepLimits.of(settings),
+            blocks=self.blocks,
+            metrics=self.metrics,
+            find=self._live.get,
+            write_back=self._write_back,
+            gate=self._gate.trim,
+            clock=clock,
         )
-        self._progress = Progress(self.blocks, self._scheduler, self.metrics, self._write_back, self._forget)
+        self._progress = Progress(self.blocks, self._scheduler, self.metrics, self._write_back, self._forget, clock)
         self._admission = Admission(
             blocks=self.blocks,
             send=workers.send,
@@ -116,8 +120,10 @@ class EngineLoop(EngineFront):
             cancel_all=self._cancel_all,
             drain_timeout_s=settings.drain_timeout / 1000,
         )
-        pools = {Tier.DEVICE: self.blocks.device} | ({} if host is None else {Tier.HOST: host.pool})
-        self.metrics.watch(pools, self._gauges)
+        block_bytes = sum(rank.object_bytes for rank in workers.ready)
+        self.metrics.watch(
+            pools(self.blocks), lambda: gauges(self.blocks, self._scheduler, self._admission, block_bytes)
+        )
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             ForwardDone: self._on_forward_done,
             RestoreRegistered: self._on_registered,
@@ -318,27 +324,6 @@ class EngineLoop(EngineFront):
             self._forget(live)
         self._admin.fail(EngineDraining(reason))
         self._empty_inbox()
-
-    def _gauges(self) -> Mapping[str, float]:
-        running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
-        device = self.blocks.device.counts()
-        return {
-            "num_running_requests": running,
-            "num_waiting_requests": waiting,
-            "num_pending_requests": self._admission.num_pending,
-            "num_free_blocks": device.free,
-            "num_used_blocks": device.leased,
-            "num_blocks_in_prefix_cache": device.published,
-            "kv_cache_utilization_perc": device.leased / device.usable,
-        }
-
-
-def _blocks(settings: WorkerSettings, num_device: int, num_host: int) -> TieredBlockManager:
-    device = BlockPool(Tier.DEVICE, num_device, make_policy(settings.device_eviction, num_device - 1))
-    host = None
-    if num_host > 1 and settings.enable_prefix_cache:
-        host = HostTier(BlockPool(Tier.HOST, num_host, make_policy(settings.host_eviction, num_host - 1)))
-    return TieredBlockManager(device, host, settings.block_size, settings.enable_prefix_cache)
 
 
 def _ignore(message: WorkerReady) -> None:

@@ -63,6 +63,9 @@ class EngineMetrics:
         self.prompt_computed = self._counter("prompt_tokens_computed", "Prompt tokens computed.")
         self.matched_length = self._counter("prefix_cache_match_length", "Prompt tokens found cached, all tiers.")
         self.generated_tokens = 0
+        self.match_s = self._counter("prefix_cache_latency_seconds_match", "Time of looking prompts up.")
+        self.insert_s = self._counter("prefix_cache_latency_seconds_insert", "Time of publishing computed blocks.")
+        self.allocate_s = self._counter("allocate_blocks_latency_seconds", "Time of leasing, evictions included.")
         self.preempted = self._counter("num_preempted_requests", "Times a running request gave up its blocks.")
         self.failed_steps = self._counter("engine_failed_steps", "Steps whose results were dropped.")
         self.stall_s = self._counter("cache_layer_stall_seconds", "Time forwards waited for restores, slowest rank.")

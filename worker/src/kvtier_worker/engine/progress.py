@@ -29,6 +29,7 @@ class Progress:
         metrics: counters.
         write_back: takes blocks to write back.
         forget: called with every request after its last output and the last use of its blocks.
+        clock: for the latencies it reports.
     """
 
     blocks: TieredBlockManager
@@ -36,6 +37,7 @@ class Progress:
     metrics: EngineMetrics
     write_back: Callable[[list[WritebackEntry]], None]
     forget: Callable[[LiveRequest], None]
+    clock: Callable[[], float]
 
     def commit(self, step: StepInFlight, now: float) -> None:
         """The step succeeded on every rank."""
@@ -47,7 +49,9 @@ class Progress:
             if not live.counted:
                 self._count_prompt(live)
             if end // block_size > live.held.num_settled:
+                started = self.clock()
                 self.write_back(self.blocks.settle(live))
+                self.metrics.insert_s.inc(self.clock() - started)
                 self.scheduler.progressed(live)
             if live.state is RequestState.STOPPING:
                 self._quiesce(live)

@@ -19,10 +19,11 @@ from kvtier_worker.core.ids import BatchId, BlockHash, RequestId, Tier
 from kvtier_worker.core.lifecycle import RequestEvent, RequestState
 from kvtier_worker.core.plans import RestoreItem
 from kvtier_worker.core.prefix import PrefixMatch
-from kvtier_worker.engine.block_manager import TieredBlockManager, TierMatch
+from kvtier_worker.engine.block_manager import TieredBlockManager
 from kvtier_worker.engine.host_tier import WritebackEntry
 from kvtier_worker.engine.metrics import EngineMetrics
 from kvtier_worker.engine.requests import LiveRequest
+from kvtier_worker.engine.tier_match import TierMatch
 from kvtier_worker.engine.waiting import WaitingQueue, rank_key
 
 
@@ -94,6 +95,7 @@ class Scheduler:
         find: a live request by id.
         write_back: takes what a preempted request leaves behind.
         gate: trims a match, for a request of so many tokens, to what is worth restoring.
+        clock: for the latencies it reports; nothing is decided by it.
     """
 
     limits: StepLimits
@@ -102,6 +104,7 @@ class Scheduler:
     find: Callable[[RequestId], LiveRequest | None]
     write_back: Callable[[list[WritebackEntry]], None]
     gate: Callable[[PrefixMatch, int], PrefixMatch]
+    clock: Callable[[], float]
     waiting: WaitingQueue = field(default_factory=WaitingQueue)
     running: list[LiveRequest] = field(default_factory=list)
     _computing: dict[BlockHash, LiveRequest] = field(default_factory=dict)
@@ -199,7 +202,9 @@ class Scheduler:
             if owner is not None:
                 self.waiting.park(self.waiting.pop_first(), owner.request_id)
                 continue
+            started = self.clock()
             match = self.blocks.match(live, plan.batch_id)
+            self.metrics.match_s.inc(self.clock() - started)
             owner = self._computing_for(live, match)
             if owner is not None:
                 self.waiting.park(self.waiting.pop_first(), owner.request_id)
@@ -215,7 +220,9 @@ class Scheduler:
         fits = remaining <= self.limits.tokens - plan.num_tokens
         if not self.limits.chunked and not fits and (plan.sequences or not live.num_outputs):
             return False
+        started = self.clock()
         restores = self.blocks.allocate(live, match, prefix, plan.batch_id, headroom=len(self.running))
+        self.metrics.allocate_s.inc(self.clock() - started)
         if restores is None:
             return False
         plan.restores += restores

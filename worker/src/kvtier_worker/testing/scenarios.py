@@ -9,9 +9,10 @@ from random import Random
 from kvtier_worker.contract import WorkerSettings
 from kvtier_worker.core.ids import Tier
 from kvtier_worker.core.keys import HashChain
+from kvtier_worker.testing.faults import Delays, Faults
 from kvtier_worker.testing.simulation import Simulation
 from kvtier_worker.testing.symbolic import entries
-from kvtier_worker.testing.workers import Delays, FakeStore, FakeWorkerGroup, Faults
+from kvtier_worker.testing.workers import FakeStore, FakeWorkerGroup
 
 BLOCK_SIZE = 4
 
