@@ -6,11 +6,9 @@ python scripts/render_flags.py [--check]      --check: write nothing, exit 1 if 
 from __future__ import annotations
 
 import sys
-from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from typing import Any
 
-from kvtier_worker.contract import FlagGroup, WorkerSettings
+from kvtier_worker.contract import WorkerSettings
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "flags.md"
 HEAD = """# Flags of `kvtier engine`
@@ -21,30 +19,9 @@ known name, and every invalid value or combination is reported at once. `xllm` i
 """
 
 
-def default_of(item: Field[Any]) -> str:
-    """A flag's default as it would be typed."""
-    value = item.default if item.default is not MISSING else ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value) if value != "" else "(empty)"
-
-
 def render() -> str:
     """The whole page."""
-    parts = [HEAD]
-    for group in FlagGroup:
-        rows = [item for item in fields(WorkerSettings) if item.metadata["group"] is group]
-        if not rows:
-            continue
-        parts.append(f"\n## {group.value}\n\n| flag | default | meaning |\n|---|---|---|\n")
-        for item in rows:
-            text = item.metadata["help"].replace("|", "\\|")
-            if item.metadata["choices"]:
-                text += " One of: " + ", ".join(f"`{choice}`" for choice in item.metadata["choices"]) + "."
-            if item.metadata["env"]:
-                text += f" Environment: `{item.metadata['env']}`."
-            parts.append(f"| `--{item.name}` | `{default_of(item)}` | {text} |\n")
-    return "".join(parts)
+    return f"{HEAD}\n{WorkerSettings.render_markdown()}"
 
 
 def main(arguments: list[str]) -> int:
