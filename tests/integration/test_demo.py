@@ -1,30 +1,21 @@
 """The demo as ``make demo`` runs it, on ports of its own."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from kvtier_operator.demo.client import EngineHttp
+from kvtier_operator.manifest import load
 
-pytestmark = [pytest.mark.mooncake, pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mooncake, pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize("example", ["local.yaml", "local-tcp.yaml"])
-def test_every_phase_meets_its_tier_with_equal_tokens(
-    manifest: Callable[..., Path], tmp_path: Path, example: str
-) -> None:
-    report_path = tmp_path / "demo" / "report.json"
-    command = (
-        sys.executable,
-        "-m",
-        "kvtier_operator.demo",
-        f"--manifest={manifest(example)}",
-        f"--report={report_path}",
-    )
-    demo = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert demo.returncode == 0, demo.stdout + demo.stderr
+def judge(report_path: Path) -> None:
     report = json.loads(report_path.read_text())
     assert report["token_ids_equal"] is True
     phases = {phase["name"]: phase for phase in report["phases"]}
@@ -34,4 +25,52 @@ def test_every_phase_meets_its_tier_with_equal_tokens(
         assert phases[name]["cached_tokens"][tier] >= 0.95 * full
     assert phases["store hit"]["ttft_ms"] <= phases["cold"]["ttft_ms"] / 8
     assert phases["store gone"]["cached_tokens"] == {"device": 0, "host": 0, "store": 0}
+
+
+def command(file: Path, report_path: Path, *options: str) -> tuple[str, ...]:
+    return (
+        sys.executable,
+        "-m",
+        "kvtier_operator.demo",
+        f"--manifest={file}",
+        f"--report={report_path}",
+        *options,
+    )
+
+
+def test_over_tcp_every_phase_meets_its_tier_with_equal_tokens(manifest: Callable[..., Path], tmp_path: Path) -> None:
+    report_path = tmp_path / "demo" / "report.json"
+    demo = subprocess.run(command(manifest("local-tcp.yaml"), report_path), capture_output=True, text=True, check=False)
+    assert demo.returncode == 0, demo.stdout + demo.stderr
+    judge(report_path)
     assert "curl" not in demo.stdout
+
+
+def test_kept_it_goes_on_serving_with_the_store_back_until_ctrl_c(
+    manifest: Callable[..., Path], tmp_path: Path
+) -> None:
+    file, report_path = manifest("local.yaml"), tmp_path / "demo" / "report.json"
+    port = load(file).roles[0].port
+    engine = EngineHttp(f"http://127.0.0.1:{port}", "smollm2-135m")
+    output = tmp_path / "output"
+    with (
+        output.open("w") as out,
+        subprocess.Popen(command(file, report_path, "--keep"), stdout=out, stderr=subprocess.STDOUT) as demo,
+    ):
+        try:
+            while "serving until Ctrl-C" not in output.read_text():
+                assert demo.poll() is None, output.read_text()
+                time.sleep(0.1)
+            judge(report_path)
+            assert f"curl http://127.0.0.1:{port}/v1/completions" in output.read_text()
+            prompt = "One, two, three. " * 60
+            engine.complete(prompt, 4)
+            deadline = time.monotonic() + 60
+            while not 0 < engine.probe(prompt).full_blocks == engine.probe(prompt).blocks["store"]:
+                assert time.monotonic() < deadline, "the engine did not find the restarted store"
+                engine.drop(["device", "host"])  # so that it is computed, and written back, once more
+                engine.complete(prompt, 4)
+                time.sleep(0.5)
+        finally:
+            demo.send_signal(signal.SIGINT)
+            assert demo.wait(60) == 0, output.read_text()

@@ -14,6 +14,8 @@ import httpx
 import psutil
 import pytest
 from kvtier_operator.manifest import load
+from kvtier_operator.planning.start import plan_processes
+from kvtier_operator.resources.processes import Programs
 
 pytestmark = [pytest.mark.mooncake, pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -70,42 +72,33 @@ def assert_gone(family: dict[str, psutil.Process]) -> None:
     assert [name for name, child in family.items() if child in left] == []
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("example", ["local.yaml"])
-def test_it_serves_and_a_signal_stops_everything_in_order(
+@pytest.mark.parametrize(
+    ("example", "end"),
+    [
+        ("local.yaml", signal.SIGINT),
+        ("local-tcp.yaml", signal.SIGTERM),
+        ("local-tensor-parallel.yaml", signal.SIGINT),
+        ("local-without-store.yaml", signal.SIGTERM),
+    ],
+)
+def test_every_example_serves_and_a_signal_stops_everything_in_order(
     manifest: Callable[..., Path], tmp_path: Path, example: str, end: signal.Signals
 ) -> None:
-    with kvtier_up(manifest(example), tmp_path) as up:
-        up.wait_for("is ready\n")
-        family = up.family()
-        assert len(family) >= 3
-        answer = httpx.post(
-            f"{up.url}/v1/completions",
-            json={"model": "smollm2-135m", "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0},
-            timeout=60,
-        )
-        assert answer.status_code == 200, answer.text
-        assert "Paris" in answer.json()["choices"][0]["text"]
-        up.process.send_signal(end)
-        assert up.process.wait(60) == 0, up.output.read_text()
-        assert_gone(family)
-        stops = re.findall(r"^(\S+): stopping$", up.output.read_text(), re.MULTILINE)
-        assert stops == ["engine-0", "store-dram-0", "master-0"]
-        assert "killed" not in up.output.read_text()
-
-
-@pytest.mark.parametrize("example", ["local-tcp.yaml", "local-tensor-parallel.yaml", "local-without-store.yaml"])
-def test_every_other_example_serves(manifest: Callable[..., Path], tmp_path: Path, example: str) -> None:
-    with kvtier_up(manifest(example), tmp_path) as up:
+    file = manifest(example)
+    with kvtier_up(file, tmp_path) as up:
         up.wait_for("is ready\n")
         family = up.family()
         body = {"model": "smollm2-135m", "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
         answer = httpx.post(f"{up.url}/v1/completions", json=body, timeout=60)
-        assert "Paris" in answer.json()["choices"][0]["text"], answer.text
+        assert answer.status_code == 200, answer.text
+        assert "Paris" in answer.json()["choices"][0]["text"]
         assert httpx.get(f"{up.url}/admin/integrity", timeout=30).json()["ok"] is True
-        up.process.send_signal(signal.SIGINT)
+        up.process.send_signal(end)
         assert up.process.wait(60) == 0, up.output.read_text()
-    assert_gone(family)
+        assert_gone(family)
+        stops = re.findall(r"^(\S+): stopping$", up.output.read_text(), re.MULTILINE)
+        assert stops == [process.name for process in reversed(plan_processes(load(file), "/model", Programs()))]
+        assert "killed" not in up.output.read_text()
 
 
 def test_an_engine_that_is_killed_is_named_and_everything_stops(manifest: Callable[..., Path], tmp_path: Path) -> None:
