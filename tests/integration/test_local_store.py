@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from kvtier_operator.manifest import find_programs, load
-from kvtier_operator.planning.start import plan_processes
+from kvtier_operator.process_plan import plan_processes
 from kvtier_operator.supervisor import LocalCluster
 
 pytestmark = pytest.mark.mooncake

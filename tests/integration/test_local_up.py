@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 from kvtier_operator.manifest import load
-from kvtier_operator.planning.start import plan_processes
+from kvtier_operator.process_plan import plan_processes
 from kvtier_operator.resources.processes import Programs
 
 pytestmark = [pytest.mark.mooncake, pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(300)]

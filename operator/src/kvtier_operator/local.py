@@ -19,7 +19,7 @@ from kvtier_operator.api import KVCacheCluster
 from kvtier_operator.errors import Interrupted, MachineError, ProcessFailed, SpecError
 from kvtier_operator.manifest import find_programs, load
 from kvtier_operator.model_source import model_dir, planned_model_dir
-from kvtier_operator.planning.start import plan_processes
+from kvtier_operator.process_plan import plan_processes
 from kvtier_operator.resources.processes import LOOPBACK, ProcessSpec, Programs
 from kvtier_operator.supervisor import LocalCluster, Say, StopRequest
 

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from kvtier_operator.demo.client import Answer
+from kvtier_operator.demo.answers import Answer
 from kvtier_operator.demo.prompt import harbour_log
 from kvtier_operator.demo.report import Phase, PhaseName, faults, report, table
 

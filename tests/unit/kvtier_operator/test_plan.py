@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from kvtier_operator.api import KVCacheCluster, PortRange, StoreKind, parse
 from kvtier_operator.errors import SpecError
 from kvtier_operator.planning.ports import PortWant, allocate, ports_needed
-from kvtier_operator.planning.start import plan_processes
+from kvtier_operator.process_plan import plan_processes
 from kvtier_operator.resources.processes import ProcessSpec, Programs
 from kvtier_worker.contract import WorkerSettings
 

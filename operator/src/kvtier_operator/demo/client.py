@@ -5,48 +5,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
+from kvtier_operator.demo.answers import TIERS, Answer, Holdings
 from kvtier_operator.errors import OperatorError
 
-TIERS = ("device", "host", "store")
 _TIMEOUT = httpx.Timeout(600, connect=5)
 """A cold prompt on a busy small machine may take minutes."""
 
 
 class EngineAnswerError(OperatorError):
     """The engine refused a request or answered in a form that we do not understand."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One streamed completion.
-
-    Attributes:
-        ttft_ms: from sending the request to the first token.
-        total_ms: to the last.
-        cached_tokens: prompt tokens by the tier that they came from.
-    """
-
-    ttft_ms: float
-    total_ms: float
-    prompt_tokens: int
-    cached_tokens: Mapping[str, int]
-    token_ids: tuple[int, ...]
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Holdings:
-    """How many of a prompt's full blocks each tier holds."""
-
-    prompt_tokens: int
-    full_blocks: int
-    block_size: int
-    blocks: Mapping[str, int]
 
 
 class EngineHttp:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from kvtier_operator.demo.client import Answer, EngineHttp
+from kvtier_operator.demo.answers import Answer
+from kvtier_operator.demo.client import EngineHttp
 from kvtier_operator.demo.report import Phase, PhaseName
 from kvtier_operator.errors import OperatorError
 from kvtier_operator.supervisor import LocalCluster, Say

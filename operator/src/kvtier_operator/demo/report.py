@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from kvtier_operator.demo.client import TIERS, Answer
+from kvtier_operator.demo.answers import TIERS, Answer
 
 MIN_TIER_SHARE = 0.95
 """Of the prompt's full blocks, from the phase's tier."""
