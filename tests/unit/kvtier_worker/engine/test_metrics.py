@@ -31,8 +31,8 @@ def test_everything_can_be_scraped() -> None:
     text = generate_latest(metrics.registry).decode()
     names = {family.name for family in text_string_to_metric_families(text)}
     assert {
-        "time_to_first_token_latency_milliseconds",
-        "inter_token_latency_milliseconds",
+        "engine_first_token_milliseconds",
+        "engine_inter_token_milliseconds",
         "prefix_cache_block_matched_rate",
         "cache_tier_blocks",
         "cache_store_state",

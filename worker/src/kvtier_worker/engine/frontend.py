@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
+
+import msgspec
 
 from kvtier_worker.core.ids import RequestId, Tier
 from kvtier_worker.core.sampling import SamplingParams
@@ -67,9 +69,10 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct, frozen=True, gc=False):
     """What is new of one sequence. The last output of every request has a ``finish_reason``.
+
+    One is made per token: a struct costs a tenth of a frozen dataclass.
 
     Attributes:
         cached_tokens: prompt tokens not computed, by the tier they came from; set from the first token on.
@@ -80,7 +83,7 @@ class RequestOutput:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
-    cached_tokens: Mapping[Tier, int] = field(default_factory=dict)
+    cached_tokens: Mapping[Tier, int] = msgspec.field(default_factory=dict)
     error: str = ""
 
 

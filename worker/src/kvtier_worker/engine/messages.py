@@ -13,8 +13,8 @@ from kvtier_worker.core.plans import PrefetchItem, RestoreItem, WritebackItem
 PROTOCOL_VERSION = 1
 
 
-class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Base: encoded as an array with the type's name in front."""
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
+    """Base: encoded as an array with the type's name in front. Messages form no cycles, so none is tracked."""
 
 
 # worker -> engine, once, when it can serve
