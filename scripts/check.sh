@@ -21,6 +21,7 @@ run lint "$bin/ruff" check --quiet .
 run types "$bin/mypy" --no-error-summary
 run imports "$bin/lint-imports" --no-logo
 run flags "$bin/python" scripts/render_flags.py --check
+run metrics "$bin/python" scripts/render_metrics.py --check
 if [ ${#failed[@]} -gt 0 ]; then
   echo "check: failed: ${failed[*]}" >&2
   exit 1

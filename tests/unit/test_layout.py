@@ -154,8 +154,9 @@ def test_every_flag_is_documented_with_a_sentence() -> None:
     assert short == []
 
 
-def test_the_flags_page_is_current() -> None:
-    command = [sys.executable, "scripts/render_flags.py", "--check"]
+@pytest.mark.parametrize("page", ["flags", "metrics"])
+def test_rendered_pages_are_current(page: str) -> None:
+    command = [sys.executable, f"scripts/render_{page}.py", "--check"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 
