@@ -366,6 +366,31 @@ def test_restores_into_the_same_block_happen_in_order_of_registration(seed: int)
     assert worker.holds(5, seed=2)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_restore_leaves_its_block_alone_until_compute_is_done_with_it(seed: int) -> None:
+    """A kernel submitted before the restore still reads the block's last owner's content."""
+    worker = Worker(seed=seed)
+    worker.fill(1, seed=1)
+    worker.write_back((1, 1, 1))
+    worker.fill(5, seed=2)
+    right: list[bool] = []
+    worker.engine.submit_compute(lambda: right.append(worker.holds(5, seed=2)))
+    worker.restore(1, (1, 5))
+    worker.run(1)
+    assert worker.holds(5, seed=1)
+    assert right == [True]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_writeback_takes_what_late_compute_wrote(seed: int) -> None:
+    worker = Worker(seed=seed)
+    worker.engine.submit_compute(lambda: worker.fill(3, seed=1))
+    worker.write_back((3, 5, 1))
+    worker.restore(1, (5, 4))
+    worker.run(1)
+    assert worker.holds(4, seed=1)
+
+
 def test_more_restores_than_streams_are_refused_and_later_accepted() -> None:
     worker = Worker(options=TransferOptions("model", SLOTS, num_streams=2))
     worker.restore(1, (1, 1))
@@ -470,6 +495,18 @@ def test_a_block_whose_object_of_one_domain_is_gone_is_a_miss(component: str) ->
     backend.remove(gone)
     assert worker.prefetch((3, 1), (4, 2)) == b"\0\1"
     assert worker.transfer.probe([block_hash(1), block_hash(2)]).exists == b"\0\1"
+
+
+@pytest.mark.parametrize("component", ["main", "spec_draft"])
+def test_an_object_that_goes_between_exists_and_get_takes_its_block_along(component: str) -> None:
+    class Vanishing(MemoryStore):
+        def get(self, buffers: Sequence[StoreBuffer]) -> Sequence[GetOutcome]:
+            outcomes = zip(buffers, super().get(buffers), strict=True)
+            return [GetOutcome.MISS if component in buffer.key else outcome for buffer, outcome in outcomes]
+
+    worker = Worker(Vanishing(), domains=(domain(), DRAFT))
+    worker.write_back((1, 1, 1))
+    assert worker.prefetch((3, 1)) == b"\0"
 
 
 def test_a_latent_cache_is_written_by_rank_zero_only() -> None:

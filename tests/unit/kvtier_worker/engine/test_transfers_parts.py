@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from itertools import pairwise
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kvtier_worker.core.ids import BatchId, BlockId, BlockType, CacheRole, HostSlot, JobId
+from kvtier_worker.core.layout import TRAILER_BYTES
 from kvtier_worker.core.plans import WritebackItem, WritebackPlan
 from kvtier_worker.engine.arena import arena_bytes, bind_arena, plan_regions, planes
 from kvtier_worker.engine.call_gate import CallGate
@@ -16,6 +18,7 @@ from kvtier_worker.engine.ports import Event
 from kvtier_worker.engine.quarantine import Quarantine
 from kvtier_worker.engine.store_objects import PutResult
 from kvtier_worker.engine.synchronizer import LayerSynchronizer, SynchronizerTable
+from kvtier_worker.engine.trailers import trailer_is_valid, write_trailer
 from kvtier_worker.engine.writeback_pipeline import CopyResult, StoreResult, WritebackPipeline
 from kvtier_worker.errors import ProtocolError, TransferFailed
 from kvtier_worker.testing.blocks import block_hash, domain, indexed_objects, kv_objects
@@ -60,6 +63,18 @@ def test_padding_and_strange_slots_have_no_address(slot: int) -> None:
     arena = bind_arena(4096, plan_regions([domain()], 4))
     with pytest.raises(IndexError):
         arena.slot_address(CacheRole.TARGET, BlockType.KV, HostSlot(slot))
+
+
+def test_a_trailer_knows_content_and_length() -> None:
+    memory = ctypes.create_string_buffer(bytes(range(100)), 100 + TRAILER_BYTES)
+    address = ctypes.addressof(memory)
+    write_trailer(address, 100)
+    assert trailer_is_valid(address, 100)
+    for at in (0, 99, 100, 107, 108, 115):
+        memory[at] = bytes([memory[at][0] ^ 1])
+        assert not trailer_is_valid(address, 100), f"byte {at} changed unnoticed"
+        memory[at] = bytes([memory[at][0] ^ 1])
+    assert trailer_is_valid(address, 100)
 
 
 # synchroniser

@@ -23,6 +23,7 @@ from kvtier_worker.engine.messages import (
     StatsRequest,
     StoreProbe,
     StoreProbed,
+    TokenOutput,
     ToWorker,
     WorkerFailed,
     WorkerStats,
@@ -30,7 +31,7 @@ from kvtier_worker.engine.messages import (
     WritebackCopied,
     WritebackStored,
 )
-from kvtier_worker.engine.ports import GetOutcome, KVCacheStore, StoreBuffer
+from kvtier_worker.engine.ports import GetOutcome, KVCacheStore, LayerGate, StoreBuffer
 from kvtier_worker.engine.worker_runtime import RuntimeOptions, WorkerRuntime
 from kvtier_worker.errors import ProtocolError
 from kvtier_worker.testing.blocks import block_hash
@@ -91,13 +92,15 @@ class QueueLink:
 class Running:
     """A runtime whose compute thread is this object's thread."""
 
-    def __init__(self, store: KVCacheStore | None = None, *, fatal: bool = False) -> None:
+    def __init__(
+        self, store: KVCacheStore | None = None, *, fatal: bool = False, model: type[TinyModel] = TinyModel
+    ) -> None:
         self.link = QueueLink()
         self.cache = BytesDeviceCache(tiny_layout(SIZE), NUM_BLOCKS)
         runtime = WorkerRuntime(
             RuntimeOptions(0, lambda _: fatal, lambda: 123, num_prefetch_threads=2),
             link=self.link,
-            model=TinyModel(self.cache, SIZE),
+            model=model(self.cache, SIZE),
             transfer=tiny_transfer(self.cache, store),
         )
         self.result: list[str] = []
@@ -183,6 +186,19 @@ def test_a_refused_restore_is_answered_and_its_forward_does_not_compute(worker: 
     done = link.answer(ForwardDone)
     assert "never registered" in done.error
     assert done.outputs == []
+
+
+def test_tokens_of_a_model_that_did_not_wait_for_its_restore_are_thrown_away() -> None:
+    class Careless(TinyModel):
+        def forward(self, sequences: Sequence[SequenceStep], gate: LayerGate | None) -> Sequence[TokenOutput]:
+            return super().forward(sequences, None)
+
+    running = Running(model=Careless)
+    running.link.ask(restore(1, (1, 5)), Forward(1, True, [step(PROMPT[:5], 0, [5, 6])]), Shutdown())
+    done = running.link.answer(ForwardDone)
+    assert "never waited" in done.error
+    assert done.outputs == []
+    assert running.join() == ""
 
 
 def test_a_refused_writeback_gets_both_answers(worker: Running) -> None:

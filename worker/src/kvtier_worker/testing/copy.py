@@ -110,6 +110,9 @@ class _ChaosStream:
     def writeback(self, job: CopyJob) -> None:
         self._queue(lambda: self._copy(lambda: self.engine.writeback(job)))
 
+    def launch(self, kernel: Callable[[], object]) -> None:
+        self._queue(lambda: (kernel(), True)[1])
+
     def record(self) -> Event:
         event = _ChaosEvent(self.engine)
         self._queue(lambda: self._settle(event))
@@ -160,7 +163,8 @@ class ChaosCopyEngine:
         self._copies = BlockCopies(arena, caches)
         self._random = random.Random(seed)  # noqa: S311 - reproducible order, not secrets
         self._faults = faults or CopyFaults()
-        self._streams: list[_ChaosStream] = []
+        self._compute = _ChaosStream(self)
+        self._streams = [self._compute]
         self._restores = self._writebacks = 0
         self._bytes = {"restore": 0, "writeback": 0}
 
@@ -175,9 +179,13 @@ class ChaosCopyEngine:
         self._streams.append(stream)
         return stream
 
+    def submit_compute(self, kernel: Callable[[], object]) -> None:
+        """Queue work on the compute stream, like a kernel launch; it runs late and in order."""
+        self._compute.launch(kernel)
+
     def record_compute(self) -> Event:
-        """See `CopyEngine`. Compute is synchronous."""
-        return _ChaosEvent(self, happened=True)
+        """See `CopyEngine`."""
+        return self._compute.record()
 
     def compute_waits(self, event: Event) -> float:
         """See `CopyEngine`."""
