@@ -38,6 +38,12 @@ def test_the_level_shows_only_when_something_is_wrong(capsys: pytest.CaptureFixt
     assert "engine   WARNING odd" in odd
 
 
+def test_extra_fields_are_shown_too(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("engine")
+    LOG.warning("step failed", extra={"batch": 7, "error": "no room"})
+    assert capsys.readouterr().err.endswith("engine   WARNING step failed batch=7 error='no room'\n")
+
+
 def test_what_is_below_the_level_is_not_written(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("engine")
     event(LOG, "step", level=logging.DEBUG, batch=1)

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 
 _LINE = "%(asctime)s.%(msecs)03d {process} %(message)s"
 _PROBLEM = "%(asctime)s.%(msecs)03d {process} %(levelname)s %(message)s"
 _TIME = "%H:%M:%S"
+_USUAL = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime"})
+"""What every record has; the rest came as ``extra`` and is shown as fields."""
 
 
 class _LevelWhenItMatters(logging.Formatter):
@@ -23,9 +26,9 @@ class _LevelWhenItMatters(logging.Formatter):
         self._problem = logging.Formatter(_PROBLEM.format(process=process), _TIME)
 
     def format(self, record: logging.LogRecord) -> str:
-        if record.levelno >= logging.WARNING:
-            return self._problem.format(record)
-        return super().format(record)
+        line = self._problem.format(record) if record.levelno >= logging.WARNING else super().format(record)
+        fields = {key: value for key, value in vars(record).items() if key not in _USUAL}
+        return line if not fields else f"{line} {_joined(fields)}"
 
 
 def configure_logging(process: str, level: int = logging.INFO) -> None:
@@ -43,7 +46,11 @@ def configure_logging(process: str, level: int = logging.INFO) -> None:
 def event(logger: logging.Logger, name: str, /, *, level: int = logging.INFO, **fields: object) -> None:
     """Log ``name`` and its fields as one line."""
     if logger.isEnabledFor(level):
-        logger.log(level, "%s", " ".join((name, *(f"{key}={_quoted(value)}" for key, value in fields.items()))))
+        logger.log(level, "%s", f"{name} {_joined(fields)}" if fields else name)
+
+
+def _joined(fields: Mapping[str, object]) -> str:
+    return " ".join(f"{key}={_quoted(value)}" for key, value in fields.items())
 
 
 def _quoted(value: object) -> str:

@@ -16,7 +16,6 @@ _LEAST_LOGPROB = -9999.0  # JSON has no infinity
 class AnswerFormat(Protocol):
     """One endpoint's way to write choices."""
 
-    id_prefix: str
     whole_object: str
     chunk_object: str
 
@@ -55,7 +54,6 @@ class Extras:
 class CompletionFormat:
     """``/v1/completions``."""
 
-    id_prefix = "cmpl"
     whole_object = "text_completion"
     chunk_object = "text_completion"
 
@@ -95,7 +93,6 @@ class CompletionFormat:
 class ChatFormat:
     """``/v1/chat/completions``."""
 
-    id_prefix = "chatcmpl"
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from kvtier_worker.api.answers import ChatFormat, CompletionFormat, Extras
 from kvtier_worker.api.front import Front, read_request_body
-from kvtier_worker.api.generation import PromptJob
+from kvtier_worker.api.generation import Generation, PromptJob
 from kvtier_worker.api.problems import bad_request, json_response
 from kvtier_worker.api.prompts import read_prompts, render_chat
 from kvtier_worker.api.responses import GenerationResponse
@@ -21,17 +21,19 @@ def generation_router(front: Front) -> APIRouter:
 
     @router.post("/completions")
     async def completions(request: Request) -> Response:
-        return await complete(front, await read_request_body(request))
+        arrived = front.clock()
+        return await complete(front, await read_request_body(request), arrived)
 
     @router.post("/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        return await chat(front, await read_request_body(request))
+        arrived = front.clock()
+        return await chat(front, await read_request_body(request), arrived)
 
     return router
 
 
-async def complete(front: Front, body: bytes) -> Response:
-    """Answer ``/v1/completions``."""
+async def complete(front: Front, body: bytes, arrived: float) -> Response:
+    """Answer ``/v1/completions``; ``arrived`` is when the request came in, by the front's clock."""
     request = read_body(body, CompletionRequest)
     _check(front, request)
     jobs = []
@@ -42,11 +44,12 @@ async def complete(front: Front, body: bytes) -> Response:
         limit = front.output_limit(len(token_ids), request.output_limit, _DEFAULT_COMPLETION_TOKENS, "prompt")
         jobs.append(PromptJob(token_ids, limit))
     extras = Extras(front.tokenizer, request.num_logprobs, request.return_token_ids)
-    return GenerationResponse(front, request, jobs, CompletionFormat(extras), show_silent=extras.any)
+    work = Generation(front, request, front.request_id("cmpl"), jobs, arrived)
+    return GenerationResponse(front, request, work, CompletionFormat(extras), show_silent=extras.any)
 
 
-async def chat(front: Front, body: bytes) -> Response:
-    """Answer ``/v1/chat/completions``."""
+async def chat(front: Front, body: bytes, arrived: float) -> Response:
+    """Answer ``/v1/chat/completions``; ``arrived`` is when the request came in, by the front's clock."""
     request = read_body(body, ChatRequest)
     _check(front, request)
     if request.top_logprobs is not None and not request.logprobs:
@@ -56,8 +59,8 @@ async def chat(front: Front, body: bytes) -> Response:
     token_ids = await front.encode(text, add_special_tokens=False, param="messages")
     limit = front.output_limit(len(token_ids), request.output_limit, None, "messages")
     extras = Extras(front.tokenizer, request.num_logprobs, request.return_token_ids)
-    jobs = [PromptJob(token_ids, limit)]
-    return GenerationResponse(front, request, jobs, ChatFormat(extras), show_silent=extras.any)
+    work = Generation(front, request, front.request_id("chatcmpl"), [PromptJob(token_ids, limit)], arrived)
+    return GenerationResponse(front, request, work, ChatFormat(extras), show_silent=extras.any)
 
 
 def _check(front: Front, request: GenerationRequest) -> None:

@@ -42,7 +42,7 @@ class Front:
         metrics: where the front counts.
         clock: monotonic seconds.
         now: seconds since the epoch, for ``created``.
-        new_id: a fresh id of a request.
+        new_id: text that no other request has.
         bridge: from the engine thread to the event loop.
     """
 
@@ -59,6 +59,10 @@ class Front:
     def model_id(self) -> str:
         """Name of the model in the API."""
         return self.settings.model_id or default_model_id(self.settings.model)
+
+    def request_id(self, prefix: str) -> str:
+        """A fresh id of an answer, as ``cmpl-…``."""
+        return f"{prefix}-{self.new_id()}"
 
     def check_ready(self) -> None:
         """Refuse while the engine takes no requests.

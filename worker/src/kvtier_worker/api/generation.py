@@ -13,14 +13,8 @@ from kvtier_worker.api.front import Front
 from kvtier_worker.api.problems import ApiError, engine_problem
 from kvtier_worker.api.schema import GenerationRequest
 from kvtier_worker.core.ids import RequestId, Tier
-from kvtier_worker.engine.frontend import (
-    EngineBusy,
-    EngineDraining,
-    EngineRequest,
-    FinishReason,
-    PromptTooLong,
-    RequestOutput,
-)
+from kvtier_worker.engine.frontend import EngineRequest, FinishReason, RequestOutput
+from kvtier_worker.errors import KVTierError
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +51,7 @@ class Generation:
     ) -> None:
         self._front = front
         self._request = request
-        self._request_id = request_id
+        self.request_id = request_id
         self._jobs = jobs
         self._channel = Channel()
         ends = frozenset(request.stop_token_ids)
@@ -80,7 +74,7 @@ class Generation:
             for index in range(len(self.choices)):
                 self._front.engine.submit(self._engine_request(index, extra_key), sink)
                 self._running.add(self._sequence_id(index))
-        except (EngineBusy, EngineDraining, PromptTooLong) as error:
+        except KVTierError as error:
             self._cancel_running()
             raise engine_problem(error) from error
         self._front.metrics.prompt_taken(self.prompt_tokens)
@@ -97,7 +91,7 @@ class Generation:
         self._running.clear()
 
     def _sequence_id(self, index: int) -> RequestId:
-        return RequestId(f"{self._request_id}-{index}")
+        return RequestId(f"{self.request_id}-{index}")
 
     def _engine_request(self, index: int, extra_key: bytes) -> EngineRequest:
         prompt, choice = divmod(index, self._request.n)

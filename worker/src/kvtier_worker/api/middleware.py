@@ -11,6 +11,8 @@ from kvtier_worker.api.metrics import FrontMetrics
 from kvtier_worker.api.probes import OPEN_PATHS
 from kvtier_worker.api.problems import CLIENT_CLOSED, ApiError
 
+_COUNTED = frozenset({"/v1/completions", "/v1/chat/completions"})
+
 
 class KeyGuard:
     """Lets a request in when it brings ``Authorization: Bearer KEY``; probes are open.
@@ -51,7 +53,7 @@ class RequestCounter:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Count and pass on."""
-        if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].startswith("/v1/"):
+        if scope["type"] != "http" or scope["path"] not in _COUNTED:
             await self._app(scope, receive, send)
             return
         status = CLIENT_CLOSED

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from kvtier_worker.api.answers import AnswerFormat, join
 from kvtier_worker.api.choices import Delta
 from kvtier_worker.api.front import ClientGone, Front, until_disconnect
-from kvtier_worker.api.generation import ChoiceDelta, Generation, PromptJob
+from kvtier_worker.api.generation import ChoiceDelta, Generation
 from kvtier_worker.api.problems import ApiError, json_response
 from kvtier_worker.api.schema import GenerationRequest
 
@@ -26,7 +26,7 @@ class GenerationResponse(Response):
     Args:
         front: where to work.
         request: what the client asked.
-        jobs: its prompts.
+        generation: its sequences, not yet submitted.
         form: the endpoint's way to write choices.
         show_silent: stream chunks even when they carry no text.
     """
@@ -35,7 +35,7 @@ class GenerationResponse(Response):
         self,
         front: Front,
         request: GenerationRequest,
-        jobs: Sequence[PromptJob],
+        generation: Generation,
         form: AnswerFormat,
         *,
         show_silent: bool,
@@ -46,12 +46,12 @@ class GenerationResponse(Response):
         self._form = form
         self._show_silent = show_silent
         self._head = {
-            "id": f"{form.id_prefix}-{front.new_id()}",
+            "id": generation.request_id,
             "object": form.chunk_object if request.stream else form.whole_object,
             "created": int(front.now()),
             "model": front.model_id,
         }
-        self._generation = Generation(front, request, str(self._head["id"]), jobs, front.clock())
+        self._generation = generation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer; return early, with everything cancelled, when the client leaves."""
