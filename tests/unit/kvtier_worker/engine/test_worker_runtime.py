@@ -279,9 +279,11 @@ def test_stats_carry_counters_and_state(worker: Running) -> None:
 
 def test_a_fatal_exception_is_answered_and_ends_the_loop() -> None:
     running = Running(fatal=True)
-    running.link.ask(Forward(1, False, [step([POISON_TOKEN], 0, [1])]))
+    running.link.ask(Forward(1, False, [step([POISON_TOKEN], 0, [1])]), Forward(2, False, [step(PROMPT, 0, [1, 2, 3])]))
     assert "cannot bear" in running.link.answer(ForwardDone).error
     assert "cannot bear" in running.join()
+    late = [message for message in running.link.sent if isinstance(message, ForwardDone)]
+    assert all(done.error and not done.outputs for done in late), "nothing is computed out of step"
     assert "cannot bear" in running.link.answer(WorkerFailed).error
 
 

@@ -175,6 +175,8 @@ class WorkerRuntime:
         return RestoreRegistered(self._rank, message.batch_id, count)
 
     def _forward(self, message: Forward) -> ForwardDone:
+        if self._failure:  # out of step with the other ranks: computing could wait for them for ever
+            return ForwardDone(self._rank, message.batch_id, [], 0.0, 0.0, self._failure)
         started = self._clock()
         outputs: Sequence[TokenOutput] = ()
         stall_s, error_text = 0.0, ""
