@@ -77,6 +77,12 @@ class ScriptedClient:
     def alloc_from_mem_pool(self, nbytes: int) -> int:
         return 0
 
+    def allocate_and_mount_segment(self, nbytes: int, protocol: str) -> dict[str, Any]:
+        return {"ret": -1, "segment_ids": []}
+
+    def unmount_and_free_segment(self, segment_ids: Sequence[str]) -> int:
+        return 0
+
     def remove(self, key: str, force: bool) -> int:
         return 0
 

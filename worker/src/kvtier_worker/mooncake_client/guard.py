@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from kvtier_worker.mooncake_client.leaving import keep_for_ever
+
 
 class RawClient(Protocol):
     """What we use of ``mooncake.store.MooncakeDistributedStore``."""
@@ -36,6 +38,12 @@ class RawClient(Protocol):
 
     def alloc_from_mem_pool(self, nbytes: int) -> int:
         """An address in memory shared with the mooncake_client, 0 if there is none."""
+
+    def allocate_and_mount_segment(self, nbytes: int, protocol: str) -> dict[str, Any]:
+        """``{"ret": code, "segment_ids": […]}``."""
+
+    def unmount_and_free_segment(self, segment_ids: Sequence[str]) -> int:
+        """0 or an error code; the master has dropped them when it returns."""
 
     def remove(self, key: str, force: bool) -> int:
         """0 or an error code; ``force`` ignores leases and pins."""
@@ -90,10 +98,14 @@ class GuardedClient:
         finally:
             self.leave()
 
-    def close(self, registered: Sequence[int] = ()) -> None:
+    def close(self, registered: Sequence[int] = (), *, keep: bool = False) -> None:
         """Refuse new users, wait for those inside, unregister these addresses, close. Idempotent.
 
         Calls inside end by Mooncake's own timeouts.
+
+        Args:
+            registered: addresses to unregister.
+            keep: do not close but `keep_for_ever`: for clients of an HA group.
         """
         with self._lock:
             raw, self._raw = self._raw, None
@@ -103,4 +115,7 @@ class GuardedClient:
                 self._empty.wait()
         for address in registered:
             raw.unregister_buffer(address)
-        raw.close()
+        if keep:
+            keep_for_ever(raw)
+        else:
+            raw.close()

@@ -15,6 +15,7 @@ MEASURED_VERSION = "0.3.13.post1"
 """The wheel whose return codes and traps this code was written against."""
 
 EMBEDDED_CALLS = ("setup", "batch_is_exist", "batch_get_into", "batch_put_from", "register_buffer", "close")
+MOUNTING_CALLS = (*EMBEDDED_CALLS, "allocate_and_mount_segment", "unmount_and_free_segment", "remove")
 SHARED_CALLS = (*EMBEDDED_CALLS, "setup_dummy", "alloc_from_mem_pool")
 
 

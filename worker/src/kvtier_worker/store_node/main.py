@@ -21,6 +21,7 @@ from kvtier_worker.errors import ConfigError, StoreUnavailable
 from kvtier_worker.log import configure_logging, event
 from kvtier_worker.machine.ports import answers
 from kvtier_worker.mooncake_client.environment import apply_environment, client_environment
+from kvtier_worker.mooncake_client.leaving import end_process
 from kvtier_worker.store_node.drain import drain_segment
 from kvtier_worker.store_node.http_server import StatusServer
 from kvtier_worker.store_node.segment import Segment, hold_label, mount_embedded, mount_shared
@@ -54,10 +55,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, node.request_stop)
     try:
-        return node.run()
+        code = node.run()
     except StoreUnavailable as error:
         event(_LOG, "store node failed", level=logging.ERROR, reason=str(error))
-        return EXIT_FAILED
+        code = EXIT_FAILED
+    if settings.master.discovery:
+        end_process(code)
+    return code
 
 
 class StoreNode:

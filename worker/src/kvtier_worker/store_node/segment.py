@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Protocol
@@ -21,8 +21,8 @@ from typing import Protocol
 from kvtier_worker.errors import StoreUnavailable
 from kvtier_worker.machine.memory import PageMemory, allocate_pages
 from kvtier_worker.machine.ports import answers, hold_port, port_holder
-from kvtier_worker.mooncake_client.guard import ClientClosed, GuardedClient
-from kvtier_worker.mooncake_client.library import EMBEDDED_CALLS, SHARED_CALLS, load_mooncake
+from kvtier_worker.mooncake_client.guard import ClientClosed, GuardedClient, RawClient
+from kvtier_worker.mooncake_client.library import MOUNTING_CALLS, SHARED_CALLS, load_mooncake
 from kvtier_worker.store_node.canary import CANARY_BYTES, Canary, CanaryResult
 from kvtier_worker.store_node.settings import StoreNodeSettings
 
@@ -82,10 +82,21 @@ class _Probed:
 class EmbeddedSegment(_Probed):
     """In this process."""
 
-    def __init__(self, client: GuardedClient, canary: Canary, pages: PageMemory, label: socket.socket) -> None:
+    def __init__(
+        self,
+        client: GuardedClient,
+        canary: Canary,
+        pages: PageMemory,
+        label: socket.socket,
+        ids: Sequence[str],
+        *,
+        keep_on_close: bool,
+    ) -> None:
         super().__init__(client, canary)
         self._pages = pages
         self._label = label
+        self._ids = list(ids)
+        self._keep_on_close = keep_on_close
 
     @property
     def ended(self) -> str:
@@ -94,9 +105,21 @@ class EmbeddedSegment(_Probed):
 
     def close(self) -> str:
         """Unmount at the master; its answer is awaited."""
-        self._client.close([self._pages.address])
+        code = self._unmount()
+        self._client.close([self._pages.address], keep=self._keep_on_close)
         self._label.close()
+        if code != 0:
+            return f"could not unmount ({code}); the master lists the segment until its --client_ttl is over"
         return "unmounted; the master dropped the segment and its objects"
+
+    def _unmount(self) -> int:
+        """Explicitly: closing the client of an HA group would do it half a minute later."""
+        ids, self._ids = self._ids, []
+        try:
+            with self._client.use() as raw:
+                return raw.unmount_and_free_segment(ids) if ids else 0
+        except ClientClosed:
+            return 0
 
 
 class SharedSegment(_Probed):
@@ -156,26 +179,43 @@ def mount_embedded(settings: StoreNodeSettings, label: socket.socket) -> Embedde
     Raises:
         StoreUnavailable: the master refused or does not answer.
     """
-    module = load_mooncake(EMBEDDED_CALLS)
+    module = load_mooncake(MOUNTING_CALLS)
     raw = module.MooncakeDistributedStore()
-    try:
-        code = raw.setup(
-            settings.host,
-            settings.metadata_server,
-            settings.segment_bytes,
-            _LOCAL_BUFFER_BYTES,
-            settings.protocol,
-            settings.rdma_devices if settings.protocol == "rdma" else "",
-            settings.master_server_address,
-        )
-    except MemoryError as error:
-        raise StoreUnavailable(f"no memory for {settings.global_segment_size}; lower --global_segment_size") from error
+    code = raw.setup(
+        settings.host,
+        settings.metadata_server,
+        0,
+        _LOCAL_BUFFER_BYTES,
+        settings.protocol,
+        settings.rdma_devices if settings.protocol == "rdma" else "",
+        settings.master_server_address,
+    )
     if code != 0:
-        raise StoreUnavailable(f"mooncake setup failed ({code}); check master, segment size and free memory")
+        raise StoreUnavailable(f"mooncake setup failed ({code}); check that the master serves")
     client = GuardedClient(raw)
+    keep_on_close = settings.master.discovery
+    ids = _allocate(client, raw, settings, keep_on_close=keep_on_close)
     pages = allocate_pages(2 * CANARY_BYTES)
     raw.register_buffer(pages.address, pages.nbytes)
-    return EmbeddedSegment(client, _canary(settings, module, pages.address), pages, label)
+    canary = _canary(settings, module, pages.address)
+    return EmbeddedSegment(client, canary, pages, label, ids, keep_on_close=keep_on_close)
+
+
+def _allocate(
+    client: GuardedClient, raw: RawClient, settings: StoreNodeSettings, *, keep_on_close: bool
+) -> Sequence[str]:
+    try:
+        mounted = raw.allocate_and_mount_segment(settings.segment_bytes, settings.protocol)
+        problem = "" if mounted["ret"] == 0 else str(mounted["ret"])
+    except MemoryError as error:
+        problem = str(error)
+    if problem:
+        client.close(keep=keep_on_close)
+        raise StoreUnavailable(
+            f"no segment of {settings.global_segment_size} could be mounted ({problem}); "
+            "lower --global_segment_size or free memory"
+        )
+    return list(mounted["segment_ids"])
 
 
 def mount_shared(settings: StoreNodeSettings, label: socket.socket, should_stop: Callable[[], bool]) -> SharedSegment:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -179,3 +180,78 @@ def running_store_node(
         yield child
     finally:
         child.stop(20.0)
+
+
+@dataclass(slots=True)
+class RunningEtcd(ChildProcess):
+    """One etcd member with its data in a temporary folder."""
+
+    client_port: int = 0
+
+    @property
+    def endpoint(self) -> str:
+        """host:port for clients."""
+        return f"{_LOOPBACK}:{self.client_port}"
+
+
+@contextmanager
+def running_etcd() -> Iterator[RunningEtcd]:
+    """An etcd on free ports.
+
+    Raises:
+        FileNotFoundError: etcd is not installed.
+    """
+    program = shutil.which("etcd")
+    if program is None:
+        raise FileNotFoundError("etcd is not installed: apt-get install -y etcd-server")
+    client_port, peer_port = free_ports(2)
+    with tempfile.TemporaryDirectory(prefix="kvtier-etcd-") as folder:
+        argv = (
+            program,
+            f"--data-dir={folder}/data",
+            f"--listen-client-urls=http://{_LOOPBACK}:{client_port}",
+            f"--advertise-client-urls=http://{_LOOPBACK}:{client_port}",
+            f"--listen-peer-urls=http://{_LOOPBACK}:{peer_port}",
+            f"--initial-advertise-peer-urls=http://{_LOOPBACK}:{peer_port}",
+            f"--initial-cluster=default=http://{_LOOPBACK}:{peer_port}",
+        )
+        child = RunningEtcd("etcd", argv, client_port=client_port)
+        try:
+            child.start()
+            child.wait_until(lambda: http_status(client_port, "/health") == 200, 15.0)  # noqa: PLR2004
+            yield child
+        finally:
+            child.stop()
+
+
+@contextmanager
+def running_ha_master(etcd: str, cluster_id: str, *, client_ttl_s: int = 3) -> Iterator[RunningMaster]:
+    """A mooncake_master of an HA group that keeps its objects over a failover. Yields when its admin port answers.
+
+    Args:
+        etcd: host:port of etcd.
+        cluster_id: of the group; clients need it as MC_STORE_CLUSTER_ID.
+        client_ttl_s: seconds after which a silent client's segment is dropped.
+    """
+    rpc_port, metrics_port = free_ports(2)
+    argv = (
+        binary("mooncake_master"),
+        f"--rpc_address={_LOOPBACK}",
+        f"--rpc_port={rpc_port}",
+        f"--metrics_host={_LOOPBACK}",
+        f"--metrics_port={metrics_port}",
+        f"--client_ttl={client_ttl_s}",
+        "--enable_ha=true",
+        "--ha_backend_type=etcd",
+        f"--ha_backend_connstring={etcd}",
+        f"--cluster_id={cluster_id}",
+        "--enable_oplog=true",
+        "--logtostderr",
+    )
+    child = RunningMaster("mooncake_master", argv, _QUIET, rpc_port=rpc_port, metrics_port=metrics_port)
+    try:
+        child.start()
+        child.wait_until(lambda: http_status(metrics_port, "/health") == 200, 15.0)  # noqa: PLR2004
+        yield child
+    finally:
+        child.stop()

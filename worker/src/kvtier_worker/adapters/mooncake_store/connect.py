@@ -47,6 +47,7 @@ class Connection:
         replicate_config: Mooncake's record for puts.
         shared_memory: whether memory must come from the client's pool.
         reachable: a quick look whether the store answers.
+        keep_on_close: whether closing would take half a minute (HA groups); see `mooncake_client.leaving`.
         label: keeps the port of `MooncakeOptions.local_hostname` to ourselves; empty when not needed.
         clock: monotonic seconds.
     """
@@ -55,6 +56,7 @@ class Connection:
     replicate_config: Any
     shared_memory: bool
     reachable: Callable[[], bool]
+    keep_on_close: bool = False
     label: Sequence[socket.socket] = ()
     clock: Callable[[], float] = time.monotonic
     _pages: list[PageMemory] = field(default_factory=list)
@@ -81,7 +83,7 @@ class Connection:
 
     def close(self, registered: Sequence[int]) -> None:
         """Close the client, then give memory and port back."""
-        self.client.close(registered)
+        self.client.close(registered, keep=self.keep_on_close)
         self._pages.clear()
         for held in self.label:
             held.close()
@@ -123,6 +125,7 @@ def open_connection(options: MooncakeOptions) -> Connection:
         replicate_config=config,
         shared_memory=bool(options.shm_client),
         reachable=_quick_look(options),
+        keep_on_close=not options.shm_client and parse_store_master(options.master).discovery,
         label=label,
     )
 
