@@ -59,7 +59,9 @@ class CacheWriter:
         self._block_size = plan.block_size
         self._whole = plan.block_writes
         self._single = bool(plan.row_writes)
-        self._rows = torch.tensor([write.row for write in plan.row_writes], device=device)
+        rows = [write.row for write in plan.row_writes]
+        every = rows == list(range(len(plan.token_ids)))
+        self._rows = slice(None) if every else torch.tensor(rows, device=device)
         self._blocks = torch.tensor([write.block for write in plan.row_writes], device=device)
         self._offsets = torch.tensor([write.offset for write in plan.row_writes], device=device)
         self._begun = [write.block for write in plan.row_writes if write.offset == 0]
@@ -96,6 +98,7 @@ class Decoder:
         self._weights = weights
         self._attention: AttentionFactory = CpuAttention if device.type == "cpu" else PlainAttention
         config = shard.config
+        self._eps = torch.tensor([config.rms_norm_eps], device=device)
         self._rotations = rotation_table(config.rope, config.head_dim, config.max_position).to(device)
 
     def forward(self, plan: StepPlan, caches: Sequence[torch.Tensor], gate: LayerGate | None) -> torch.Tensor | None:
@@ -175,7 +178,7 @@ class Decoder:
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         # Two passes over x; torch's own takes more on CPU. The mean square is float32 whatever x is.
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        scale = length.square_().mul_(1.0 / x.shape[-1]).add_(self.shard.config.rms_norm_eps).rsqrt_()
+        scale = torch.addcmul(self._eps, length, length, value=1.0 / x.shape[-1]).rsqrt_()
         normed: torch.Tensor = (x * scale).to(x.dtype).mul_(weight)
         return normed
 
