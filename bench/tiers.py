@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from bounds import Bounds, measure
+from bounds import DECODE_CONTEXT, TOGETHER, Bounds
 from client import Completion, make_prompt, step_seconds
 from report import Result, compare, write_report
 from systems import BLOCK_SIZE, PEERS, System, model_folder, running
@@ -29,8 +29,10 @@ from systems import BLOCK_SIZE, PEERS, System, model_folder, running
 VOCAB_SIZE = 49_152
 OUTPUT_TOKENS = 8
 DECODE_TOKENS = 48
-DECODE_PROMPT = 64
-TOGETHER = 16
+DECODE_PROMPT = DECODE_CONTEXT - DECODE_TOKENS // 2
+PAUSE_S = 0.5
+"""Before each request: OpenMP threads of whoever was asked last spin for a while after their work."""
+
 SETTLE_S = 1.0
 """Write-back to the store is asynchronous everywhere: give it this long before what was computed is dropped."""
 
@@ -77,6 +79,7 @@ def expect_cached(system: System, phase: str, prompt: list[int], answer: Complet
 
 def ask(system: System, phase: str, prompt: list[int], samples: Samples, *, cached: bool) -> Completion:
     """Time one request."""
+    time.sleep(PAUSE_S)
     answer = system.client.complete(prompt, OUTPUT_TOKENS)
     expect_cached(system, phase, prompt, answer, cached=cached)
     samples.add(system.name, phase, answer.ttft_s)
@@ -104,11 +107,12 @@ def one_round(systems: list[System], prompt: list[int], samples: Samples) -> Non
             print(f"  {name}: answers differ by tier: {answers}", flush=True)
 
 
-def decode(systems: list[System], seed: int, samples: Samples) -> None:
-    """Seconds a step with one and with sixteen sequences running."""
+def decode(systems: list[System], prompt: list[int], seed: int, samples: Samples) -> None:
+    """Seconds a step with one sequence of the long prompt running, and with sixteen short ones."""
     for system in systems:
-        alone = system.client.complete(make_prompt(seed, DECODE_PROMPT, VOCAB_SIZE), DECODE_TOKENS)
-        samples.add(system.name, "decode 1", alone.token_s)
+        time.sleep(PAUSE_S)
+        samples.add(system.name, "decode 1", system.client.complete(prompt, DECODE_TOKENS).token_s)
+        time.sleep(PAUSE_S)
         prompts = [make_prompt(seed + 1 + index, DECODE_PROMPT, VOCAB_SIZE) for index in range(TOGETHER)]
         samples.add(system.name, "decode 16", step_seconds(system.client.together(prompts, DECODE_TOKENS)))
 
@@ -124,16 +128,11 @@ def after_restart(systems: list[System], prompts: list[list[int]], samples: Samp
             ask(system, "store after restart", prompt, samples, cached=True)
 
 
-def add_bounds(bounds: Bounds, samples: Samples) -> None:
-    """Keep one measurement of the bound."""
-    for phase, seconds in bounds.phases().items():
-        samples.add("bound", phase, seconds)
-
-
 def run_pair(peer: str, options: argparse.Namespace, seed: int, samples: Samples) -> None:
     """One peer and both of ours."""
     model = model_folder()
     with ExitStack() as stack:
+        bounds = stack.enter_context(Bounds(model, options.prompt, options.threads))
         names = ["ours-shm", "ours-tcp", *([peer] if peer else [])]
         systems = [stack.enter_context(running(name, model, options.threads, print)) for name in names]
         for system in systems:  # page in, compile, connect; a store hit too
@@ -146,8 +145,10 @@ def run_pair(peer: str, options: argparse.Namespace, seed: int, samples: Samples
         for index, prompt in enumerate(prompts):
             print(f"{' and '.join(names)}: round {index + 1} of {options.rounds}", flush=True)
             one_round(systems, prompt, samples)
-            decode(systems, seed + 1000 + 50 * index, samples)
-            add_bounds(measure(model, options.prompt, threads=options.threads), samples)
+            decode(systems, prompt, seed + 1000 + 50 * index, samples)
+            time.sleep(PAUSE_S)
+            for phase, seconds in bounds.measure().items():
+                samples.add("bound", phase, seconds)
         after_restart(systems, prompts[: min(3, len(prompts))], samples)
 
 
