@@ -48,6 +48,7 @@ from kvtier_worker.model.factory import (
     load_decoder,
     resolve_device,
 )
+from kvtier_worker.mooncake_client.leaving import end_process
 
 log = logging.getLogger(__name__)
 
@@ -232,4 +233,4 @@ def _ready(rank: int, config: ModelConfig, layout: DomainLayout, sizes: Sizes) -
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())
