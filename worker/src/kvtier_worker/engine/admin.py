@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvtier_worker.core.ids import BlockHash, JobId, Tier
@@ -117,14 +117,9 @@ class AdminCalls:
         answers = [answer for answer in probe.answers.values() if len(answer.exists) == probe.report.full_blocks]
         whole = len(answers) == self.num_ranks
         on_every_rank = zip(*(answer.exists for answer in answers), strict=True) if whole else ()
-        old = probe.report
         probe.future.set_result(
-            ProbeReport(
-                prompt_tokens=old.prompt_tokens,
-                full_blocks=old.full_blocks,
-                block_size=old.block_size,
-                device_blocks=old.device_blocks,
-                host_blocks=old.host_blocks,
+            replace(
+                probe.report,
                 store_blocks=sum(all(column) for column in on_every_rank),
                 store_available=whole and all(answer.available for answer in answers),
             )
@@ -155,6 +150,7 @@ class AdminCalls:
             for future in self._drains:
                 future.set_result(None)
             self._drains.clear()
+            self._drain_deadline = None
         elif self._drain_deadline is not None and now >= self._drain_deadline and self._drains:
             self._drain_deadline = None
             self.cancel_all()
