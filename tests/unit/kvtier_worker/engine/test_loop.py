@@ -17,8 +17,11 @@ from kvtier_worker.engine.frontend import (
     PromptTooLong,
     RequestOutput,
 )
+from kvtier_worker.engine.loop import IDLE_S
 from kvtier_worker.engine.messages import (
     Forward,
+    ForwardDone,
+    FromWorker,
     Prefetch,
     RegisterRestore,
     StoreProbe,
@@ -378,6 +381,51 @@ def test_draining_cancels_what_takes_too_long() -> None:
     assert future.done()
     assert client.reason is FinishReason.CANCELLED
     assert sim.workers.now < 1.0 + 5.0
+
+
+def test_after_a_drain_the_thread_sleeps_again() -> None:
+    sim = simulation(drain_timeout=100)
+    sim.submit("a", PROMPT)
+    sim.engine.drain()
+    sim.run()
+    sim.workers.now += 1.0
+    before = sim.workers.now
+    sim.turn()
+    assert sim.workers.now == before + IDLE_S
+
+
+@pytest.mark.parametrize("failing", [1, 2, 4])
+def test_a_client_that_cannot_take_its_outputs_ends_alone(failing: int) -> None:
+    sim = simulation()
+    taken: list[RequestOutput] = []
+
+    def sink(output: RequestOutput) -> None:
+        taken.append(output)
+        if len(taken) == failing:
+            raise RuntimeError("the client's side is broken")
+
+    params = SamplingParams(max_tokens=4, temperature=0.0)
+    sim.engine.submit(EngineRequest(RequestId("broken"), tuple(PROMPT), params), sink)
+    sound = sim.submit("sound", PROMPT)
+    sim.run()
+    assert sound.reason is FinishReason.LENGTH
+    assert len(taken) == failing
+    assert sim.engine.metrics.registry.get_sample_value("engine_failed_sinks_total") == 1
+
+
+def test_a_rank_that_never_answers_a_step_is_a_dead_worker() -> None:
+    class OneRankHangs(FakeWorkerGroup):
+        def _answer(self, message: FromWorker) -> None:
+            if not (isinstance(message, ForwardDone) and message.rank == 1):
+                super()._answer(message)
+
+    sim = simulation(workers=OneRankHangs(num_ranks=2), max_tokens_per_batch=16, max_seqs_per_batch=16)
+    client = sim.submit("a", PROMPT)
+    reason = sim.engine.run()
+    assert reason.startswith("no answer from ranks [1] to a step of 16 tokens in 3")
+    assert client.reason is FinishReason.ERROR
+    assert sim.engine.fatal == reason
+    assert 300 <= sim.workers.now < 300 + 16 + 2 * IDLE_S
 
 
 def test_a_dead_worker_ends_everything_with_an_error() -> None:

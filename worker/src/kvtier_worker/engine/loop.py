@@ -168,6 +168,7 @@ class EngineLoop(EngineFront):
         now = self._last_turn = self._clock()
         self._admission.tick(now)
         self._collect(now)
+        self._check_answers(now)
         self._flush()
         self._dispatch(now)
         self._admin.turn(now)
@@ -201,6 +202,11 @@ class EngineLoop(EngineFront):
             self._progress.commit(step, now)
             self._gate.on_step(step.plan, list(step.done.values()))
         self.metrics.step_ended(step.done, now - step.started)
+
+    def _check_answers(self, now: float) -> None:
+        """A worker that lives and never answers is as good as dead: a restart beats clients that wait for ever."""
+        if self._step is not None and (reason := self._step.overdue(now)):
+            raise WorkerDied(reason)
 
     def _dispatch(self, now: float) -> None:
         if self._step is not None:
@@ -246,7 +252,7 @@ class EngineLoop(EngineFront):
             error = f"a request with id {live.request_id} is live already"
         if error:
             live.apply(RequestEvent.FAILED)
-            live.sink(RequestOutput(live.request_id, finish_reason=FinishReason.ERROR, error=error))
+            self._progress.tell(live, RequestOutput(live.request_id, finish_reason=FinishReason.ERROR, error=error))
             self._request_gone()
             return
         self._live[live.request_id] = live
@@ -319,7 +325,8 @@ class EngineLoop(EngineFront):
         self._close(reason, fatal=fatal)
         for live in list(self._live.values()):
             if live.state is not RequestState.STOPPING:
-                live.sink(RequestOutput(live.request_id, (), (), FinishReason.ERROR, live.cached, reason))
+                output = RequestOutput(live.request_id, (), (), FinishReason.ERROR, live.cached, reason)
+                self._progress.tell(live, output)
             live.apply(RequestEvent.FAILED)
             self._forget(live)
         self._admin.fail(EngineDraining(reason))

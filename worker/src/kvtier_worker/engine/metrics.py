@@ -68,6 +68,7 @@ class EngineMetrics:
         self.allocate_s = self._counter("allocate_blocks_latency_seconds", "Time of leasing, evictions included.")
         self.preempted = self._counter("num_preempted_requests", "Times a running request gave up its blocks.")
         self.failed_steps = self._counter("engine_failed_steps", "Steps whose results were dropped.")
+        self.failed_sinks = self._counter("engine_failed_sinks", "Outputs that a client's sink could not take.")
         self.stall_s = self._counter("cache_layer_stall_seconds", "Time forwards waited for restores, slowest rank.")
         self.compute_s = self._counter("engine_compute_seconds", "Time of forwards, slowest rank.")
         self.prefetches = self._counter("cache_prefetch_requests", "Prefetches ended.", "outcome")
@@ -85,7 +86,7 @@ class EngineMetrics:
                 counter.labels(tier)
         self._pools: dict[Tier, BlockPool] = {}
         self._gauges: Gauges = dict
-        self._restored: dict[int, WorkerStats] = {}
+        self._reported: dict[int, WorkerStats] = {}
         self.registry.register(self)
 
     def watch(self, pools: Mapping[Tier, BlockPool], gauges: Gauges) -> None:
@@ -152,8 +153,8 @@ class EngineMetrics:
 
     def stats(self, message: WorkerStats) -> None:
         """A worker reported its own counters."""
-        before = self._restored.get(message.rank)
-        self._restored[message.rank] = message
+        before = self._reported.get(message.rank)
+        self._reported[message.rank] = message
         self.read_bytes.labels(Tier.HOST).inc(max(0, message.restore_bytes - (before.restore_bytes if before else 0)))
         self.read_s.labels(Tier.HOST).inc(max(0.0, message.restore_s - (before.restore_s if before else 0.0)))
 
@@ -178,7 +179,7 @@ class EngineMetrics:
         memory = GaugeMetricFamily("worker_resident_bytes", "Resident memory of a worker.", labels=["rank"])
         breaker = GaugeMetricFamily("cache_store_state", "1 = the rank's store is in it.", labels=["rank", "state"])
         errors = CounterMetricFamily("cache_store_errors", "Errors of a rank's store.", labels=["rank", "error"])
-        for rank, stats in self._restored.items():
+        for rank, stats in list(self._reported.items()):
             memory.add_metric([str(rank)], stats.resident_bytes)
             breaker.add_metric([str(rank), stats.store_state], 1)
             for error, count in stats.store_errors.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from kvtier_worker.engine.metrics import EngineMetrics
 from kvtier_worker.engine.requests import LiveRequest
 from kvtier_worker.engine.scheduler import Scheduler, StepPlan
 from kvtier_worker.engine.step import StepInFlight
+
+_log = logging.getLogger(__name__)
 
 MAX_FAILED_STEPS = 2
 """Steps that may fail under a request, without a good one between, before it ends with an error."""
@@ -87,7 +90,7 @@ class Progress:
         """
         was = live.state
         live.apply(RequestEvent.CANCELLED)
-        live.sink(RequestOutput(live.request_id, (), (), FinishReason.CANCELLED, live.cached))
+        self.tell(live, RequestOutput(live.request_id, (), (), FinishReason.CANCELLED, live.cached))
         self.metrics.requests.labels(FinishReason.CANCELLED).inc()
         if was is RequestState.WAITING:
             self.scheduler.leave(live)
@@ -100,9 +103,19 @@ class Progress:
         """Tell the client, and forget a request that holds nothing and that no step touches."""
         live.apply(RequestEvent.FAILED)
         self.scheduler.leave(live)
-        live.sink(RequestOutput(live.request_id, (), (), FinishReason.ERROR, live.cached, error))
+        self.tell(live, RequestOutput(live.request_id, (), (), FinishReason.ERROR, live.cached, error))
         self.metrics.requests.labels(FinishReason.ERROR).inc()
         self.forget(live)
+
+    def tell(self, live: LiveRequest, output: RequestOutput) -> bool:
+        """Hand ``output`` to the client; False = its sink raised, which concerns nobody but this client."""
+        try:
+            live.sink(output)
+        except Exception:  # noqa: BLE001 - foreign code in the engine's thread
+            _log.exception("a client cannot take its outputs", extra={"request": live.request_id})
+            self.metrics.failed_sinks.inc()
+            return False
+        return True
 
     # private
 
@@ -127,9 +140,13 @@ class Progress:
             logprobs = (TokenLogprob(token_id, output.logprob, tuple(output.top)),)
         if reason is not None:
             self._finish(live, reason)
-        live.sink(RequestOutput(live.request.request_id, (token_id,), logprobs, reason, live.cached))
+        told = self.tell(live, RequestOutput(live.request.request_id, (token_id,), logprobs, reason, live.cached))
         if reason is not None:
             self.forget(live)
+        elif not told:
+            live.apply(RequestEvent.CANCELLED)
+            self.metrics.requests.labels(FinishReason.CANCELLED).inc()
+            self._quiesce(live)
 
     def _finish(self, live: LiveRequest, reason: FinishReason) -> None:
         self.write_back(self.blocks.retire(live))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from kvtier_worker.engine.messages import (
     Forward,
@@ -14,6 +15,12 @@ from kvtier_worker.engine.messages import (
     TokenOutput,
 )
 from kvtier_worker.engine.scheduler import StepPlan
+
+SILENT_S: Final = 300.0
+"""How long a rank may leave a step unanswered whatever is in it: copies, a cold device, a busy machine."""
+
+SILENT_S_PER_TOKEN: Final = 0.5
+"""And so much longer per token of the step, which is slower than any machine that is of use."""
 
 
 def forward_message(plan: StepPlan) -> Forward:
@@ -77,6 +84,14 @@ class StepInFlight:
     def complete(self) -> bool:
         """Whether every rank ended it: no copy and no computation of it touches a block any more."""
         return len(self.done) == self.num_ranks
+
+    def overdue(self, now: float) -> str:
+        """Which ranks should have ended it by now; empty = none."""
+        num_tokens, waited_s = self.plan.num_tokens, now - self.started
+        if self.complete or waited_s < SILENT_S + SILENT_S_PER_TOKEN * num_tokens:
+            return ""
+        silent = [rank for rank in range(self.num_ranks) if rank not in self.done]
+        return f"no answer from ranks {silent} to a step of {num_tokens} tokens in {waited_s:.0f} s"
 
     def outputs(self) -> Mapping[str, TokenOutput]:
         """Sampled tokens by request, once rank 0 ended it."""
