@@ -29,6 +29,7 @@ COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": [-1]}, "prompt", "token id -1 at position 0"),
     ({"prompt": ["a"] * 2049}, "prompt", "2049 prompts; at most 2048"),
     ({"prompt": ["a"] * 201}, "prompt", "201 prompts; this server runs at most 200"),
+    ({"prompt": ["a"] * 3, "n": 128}, "prompt", "3 prompts with n=128; this server runs at most 200"),
     ({"prompt": "x" * 300}, "prompt", "300 prompt tokens; this model takes at most 256"),
     ({"max_tokens": 252}, "prompt", "5 prompt tokens and 252 to generate are 257; this model takes at most 256"),
     ({"max_tokens": 0}, "max_tokens", "expected int >= 1 (given 0)"),
@@ -64,6 +65,7 @@ COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"logit_bias": {"5": 1}}, "logit_bias", "not supported by this version"),
     ({"temprature": 1}, "temprature", "no such field; did you mean temperature?"),
     ({"zzz": 1}, "zzz", "no such field"),
+    ({"z" * 100_000: 1}, "z" * 57 + "...", "no such field"),
 ]
 
 CHATS: list[tuple[dict[str, Any], str, str]] = [
@@ -115,7 +117,9 @@ def test_a_malformed_request_is_400_and_names_the_field(
     assert served.engine.requests == ()
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"prompt": NaN}', b'{"prompt": "\xff"}', b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"null", b'{"prompt": NaN}', b'{"prompt": "\xff"}', b"\xff\xfe", b"[" * 9999]
+)
 def test_a_body_that_is_no_json_object_is_400(serve: Serve, body: bytes) -> None:
     answer = serve(says("x")).client.post("/v1/completions", content=body)
     assert answer.status_code == 400

@@ -38,7 +38,7 @@ async def complete(front: Front, body: bytes, arrived: float) -> Response:
     _check(front, request)
     jobs = []
     prompts = read_prompts(request.prompt)
-    _check_number(front, len(prompts))
+    _check_number(front, len(prompts), request.n)
     for prompt in prompts:
         token_ids = await front.encode(prompt, add_special_tokens=True)
         limit = front.output_limit(len(token_ids), request.output_limit, _DEFAULT_COMPLETION_TOKENS, "prompt")
@@ -71,11 +71,12 @@ def _check(front: Front, request: GenerationRequest) -> None:
     front.check_ready()
 
 
-def _check_number(front: Front, prompts: int) -> None:
-    """Refuse what could never be taken whole, instead of saying "busy" for ever."""
+def _check_number(front: Front, prompts: int, choices: int) -> None:
+    """Refuse what could never be taken whole, instead of saying "busy" for ever: the last prompt must find room."""
     limit = front.settings.max_concurrent_requests
-    if prompts > limit:
-        raise bad_request("prompt", f"{prompts} prompts; this server runs at most {limit} (--max_concurrent_requests)")
+    if (prompts - 1) * choices >= limit:
+        number = f"{prompts} prompts" + (f" with n={choices}" if choices > 1 else "")
+        raise bad_request("prompt", f"{number}; this server runs at most {limit} (--max_concurrent_requests)")
 
 
 def model_router(front: Front) -> APIRouter:

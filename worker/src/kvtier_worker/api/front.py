@@ -14,7 +14,7 @@ from starlette.types import Message, Receive
 
 from kvtier_worker.api.bridge import OutputBridge
 from kvtier_worker.api.metrics import FrontMetrics
-from kvtier_worker.api.problems import ApiError, bad_request
+from kvtier_worker.api.problems import ApiError, bad_request, brief
 from kvtier_worker.api.prompts import Prompt, check_vocabulary
 from kvtier_worker.api.tokenizer import TextTokenizer
 from kvtier_worker.contract import WorkerSettings
@@ -81,7 +81,7 @@ class Front:
             ApiError: 404.
         """
         if name and name != self.model_id:
-            message = f"the model {name!r} does not exist; this server serves {self.model_id!r}"
+            message = f"the model {brief(name)!r} does not exist; this server serves {self.model_id!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
     async def encode(self, prompt: Prompt, *, add_special_tokens: bool, param: str = "prompt") -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from kvtier_worker.errors import KVTierError
 CLIENT_CLOSED = 499
 """nginx's status for a client that did not wait for its answer."""
 
+_BRIEF = 60
 _RETRY_AFTER_S = {429: "1", 503: "2"}
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -50,6 +51,11 @@ class ApiError(Exception):
         if self.status == 401:  # noqa: PLR2004
             headers["WWW-Authenticate"] = "Bearer"
         return json_response(self.body(), self.status, headers)
+
+
+def brief(text: str) -> str:
+    """Enough of ``text`` to recognise it: what a client sent is not sent back by the megabyte."""
+    return text if len(text) <= _BRIEF else text[: _BRIEF - 3] + "..."
 
 
 def bad_request(param: str | None, message: str, *, code: str | None = None) -> ApiError:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from kvtier_worker.api.problems import ApiError, bad_request
+from kvtier_worker.api.problems import ApiError, bad_request, brief
 from kvtier_worker.core.sampling import SamplingParams
 
 _INT64 = 2**63 - 1
@@ -168,6 +168,8 @@ def read_body(body: bytes, kind: type[Body]) -> Body:
         raw = msgspec.json.decode(body)
     except msgspec.DecodeError as error:
         raise bad_request(None, f"the body is not JSON: {error}") from error
+    except RecursionError as error:
+        raise bad_request(None, "the body is nested too deeply; no field needs more than a few levels") from error
     if not isinstance(raw, dict):
         raise bad_request(None, "the body must be a JSON object")
     known = kind.__struct_fields__
@@ -187,6 +189,7 @@ def _refuse_field(name: str, value: object, known: tuple[str, ...]) -> None:
         if value not in UNSUPPORTED[name]:
             raise bad_request(name, f"not supported by this version (given {_shown(value)}); leave it out")
         return
+    name = brief(name)  # comparing one of megabytes takes seconds
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise bad_request(name, f"no such field{hint}", code="unknown_parameter")
@@ -206,5 +209,4 @@ def _field_error(text: str, raw: Mapping[str, Any]) -> ApiError:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."  # noqa: PLR2004 - enough to recognise it
+    return brief(repr(value))

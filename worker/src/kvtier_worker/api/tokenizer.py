@@ -60,8 +60,12 @@ class TextTokenizer:
         return cls(tokenizer, load_chat_template(Path(folder), chat_template))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Ids of a text."""
-        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        """Ids of a text.
+
+        Only the library's batch calls release the interpreter lock: `encode` of some megabytes would stop every thread
+        of the process, the engine's too, for seconds.
+        """
+        return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the tokens, special ones left out."""
