@@ -82,8 +82,12 @@ class KVCacheStore(Protocol):
     """
 
     def allocate(self, nbytes: int) -> int:
-        """Address of zeroed memory for the host arena that this store reads and writes fastest. Owned by the store,
-        valid until `close`. Raises StoreUnavailable if it cannot.
+        """Address of zeroed memory for the host arena that this store reads and writes fastest.
+
+        Owned by the store, valid until `close`.
+
+        Raises:
+            StoreUnavailable: it cannot.
         """
 
     def register(self, address: int, nbytes: int) -> None:
@@ -152,7 +156,7 @@ class CopyStream(Protocol):
     """An ordered queue of copies, asynchronous to its caller, like a CUDA stream. One submitting thread at a time."""
 
     def wait(self, event: Event) -> None:
-        """Work submitted later starts after ``event``. Order only: a failure before ``event`` stays its stream's own."""
+        """Work submitted later starts after ``event``. Order only: a failure before it stays its stream's own."""
 
     def restore(self, job: CopyJob, start_layer: int, stop_layer: int) -> None:
         """Queue host -> device of layers ``[start_layer, stop_layer)``."""
