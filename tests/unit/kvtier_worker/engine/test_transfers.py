@@ -442,6 +442,48 @@ def test_a_failed_copy_is_a_count_of_zero_and_puts_nothing() -> None:
     assert worker.write_back((1, 1, 1))[0].count == 1
 
 
+@pytest.mark.parametrize("bad", [RuntimeError("device lost"), TransferFailed("device lost")])
+def test_a_copy_that_cannot_even_be_queued_is_answered_and_leases_no_stream(
+    bad: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(MemoryStore())
+    with monkeypatch.context() as broken:
+        broken.setattr(worker.engine, "stream", raises(bad))
+        copied, put = worker.write_back((1, 1, 1))
+    assert (copied.count, put.num_failed) == (0, 1)
+    assert "device lost" in copied.error
+    assert worker.transfer.check_integrity() == []
+    assert worker.write_back((1, 1, 1))[0].count == 1
+
+
+def test_a_store_that_raises_at_a_put_leaves_the_next_job_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    worker = Worker(store)
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "put", raises(RuntimeError("a bug")))
+        copied, put = worker.write_back((1, 1, 1))
+    assert (copied.count, put.num_failed) == (1, 1)
+    assert worker.write_back((1, 1, 1))[1].num_stored == 1
+
+
+def test_a_restore_that_cannot_be_queued_gives_its_stream_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker()
+    with monkeypatch.context() as broken:
+        broken.setattr(worker.engine, "record_compute", raises(RuntimeError("device lost")))
+        with pytest.raises(RuntimeError, match="device lost"):
+            worker.restore(1, (1, 1))
+    assert worker.transfer.check_integrity() == []
+    worker.restore(2, (1, 1))
+    worker.run(2)
+
+
+def raises(error: Exception) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
 def test_what_one_worker_wrote_another_one_reads() -> None:
     backend = MemoryBackend()
     writer, reader = Worker(MemoryStore(backend)), Worker(MemoryStore(backend))

@@ -55,13 +55,13 @@ class QueueLink:
     """The engine's end is `ask` and `answer`."""
 
     def __init__(self) -> None:
-        self._requests: queue.Queue[ToWorker | ProtocolError | None] = queue.Queue()
+        self._requests: queue.Queue[ToWorker | Exception | None] = queue.Queue()
         self.sent: list[FromWorker] = []
         self._news = threading.Condition()
 
     def receive(self) -> ToWorker | None:
         message = self._requests.get()
-        if isinstance(message, ProtocolError):
+        if isinstance(message, Exception):
             raise message
         return message
 
@@ -77,8 +77,8 @@ class QueueLink:
         for message in messages:
             self._requests.put(message)
 
-    def break_protocol(self) -> None:
-        self._requests.put(ProtocolError("not a request"))
+    def fail(self, error: Exception) -> None:
+        self._requests.put(error)
 
     def answer(self, kind: type[Answer]) -> Answer:
         """The next answer of a kind, taken out."""
@@ -287,9 +287,10 @@ def test_a_fatal_exception_is_answered_and_ends_the_loop() -> None:
     assert "cannot bear" in running.link.answer(WorkerFailed).error
 
 
-def test_a_message_that_makes_no_sense_ends_the_loop() -> None:
+@pytest.mark.parametrize("error", [ProtocolError("not a request"), RuntimeError("not a request")])
+def test_a_message_that_makes_no_sense_ends_the_loop(error: Exception) -> None:
     running = Running()
-    running.link.break_protocol()
+    running.link.fail(error)
     assert "not a request" in running.join()
     assert isinstance(running.link.sent[-1], WorkerFailed)
 

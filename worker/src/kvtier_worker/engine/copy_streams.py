@@ -39,8 +39,9 @@ class CopyStreamPool:
             if self._made == self._num_streams:
                 msg = f"all {self._num_streams} copy streams are leased"
                 raise TransferFailed(msg)
+            stream = self._engine.stream()
             self._made += 1
-            return self._engine.stream()
+            return stream
 
     def release(self, stream: CopyStream, *, drain: bool) -> None:
         """Give a stream back; ``drain`` waits for its work first and clears its failure."""

@@ -9,6 +9,7 @@ It knows ids, layouts and ports; tensors, sockets and processes are somebody els
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,9 @@ from kvtier_worker.engine.quarantine import Quarantine
 from kvtier_worker.engine.store_objects import PrefetchResult, ProbeResult, PutResult, StoreObjects
 from kvtier_worker.engine.synchronizer import FailedGate, LayerSynchronizer, SynchronizerTable
 from kvtier_worker.engine.writeback_pipeline import CopyResult, OnCopied, OnStored, StoreResult, WritebackPipeline
-from kvtier_worker.errors import ConfigError, KVTierError, ProtocolError, TransferFailed
+from kvtier_worker.errors import ConfigError, ProtocolError, TransferFailed
+
+log = logging.getLogger(__name__)
 
 CopyEngineFactory = Callable[[HostArena, Sequence[DeviceCache]], CopyEngine]
 _FIRST_RANK = Rank(0)
@@ -191,7 +194,7 @@ class HierarchyKVCacheTransfer:
         stream = built.streams.lease()
         try:
             self._table.register(self._submit_restore(built, stream, plan.batch_id, self._jobs(pairs)))
-        except KVTierError:
+        except Exception:  # whatever it was, copies queued so far must not outlive the lease of their blocks
             built.streams.release(stream, drain=True)
             raise
         return len(plan.items)
@@ -390,10 +393,11 @@ class HierarchyKVCacheTransfer:
             for job in jobs:
                 stream.writeback(job)
             stream.synchronize()
-        except TransferFailed as error:
+        except Exception as error:  # top of the copying thread: every job is answered
             if stream is not None:
                 built.streams.release(stream, drain=True)
-            return CopyResult(0, 0, self._clock() - started, str(error))
+            log.exception("write-back failed job=%d", plan.job_id)
+            return CopyResult(0, 0, self._clock() - started, f"{type(error).__name__}: {error}")
         built.streams.release(stream, drain=False)
         num_bytes = sum(
             len(job.pairs) * built.arena.regions[job.role, job.block_type].layout.payload_bytes for job in jobs
@@ -404,7 +408,11 @@ class HierarchyKVCacheTransfer:
         built = self._built
         assert built is not None
         started = self._clock()
-        result = built.objects.put(plan.items) if built.objects is not None else PutResult()
+        try:
+            result = built.objects.put(plan.items) if built.objects is not None else PutResult()
+        except Exception:  # top of the putting thread: every job is answered
+            log.exception("put failed job=%d", plan.job_id)
+            result = PutResult(num_failed=len(plan.items))
         return StoreResult(result, self._clock() - started)
 
 

@@ -149,7 +149,7 @@ class WorkerRuntime:
                     self._store.put(message)
                 else:
                     self._compute.put(message)
-        except KVTierError as error:
+        except Exception as error:  # noqa: BLE001 - top of this thread: without it the others would wait for ever
             self._fail(error)
         self._compute.put(None)
 
