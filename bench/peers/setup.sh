@@ -17,7 +17,10 @@ fi
 python=$(find_python)
 uv=$(find_uv "$python")
 [ -x "$venv/bin/python" ] || "$uv" venv --quiet --seed --python "$python" "$venv"
+mkdir -p .cache
 install_cpu_torch_wheel "$venv/bin/python"
+"$venv/bin/python" -c 'import torch' 2> /dev/null ||
+  die "vLLM's CPU build needs torch 2.13.0+cpu: put its wheel into ../shared/wheels"
 
 # vLLM asks for torch's CUDA companions, which break `import transformers` beside a CPU torch: leave them out.
 "$uv" pip install --python "$venv/bin/python" --override bench/peers/overrides.txt -r bench/peers/requirements.txt
