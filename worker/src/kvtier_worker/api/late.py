@@ -83,6 +83,7 @@ class LateEngine:
         return done
 
     def _started(self) -> EngineClient:
-        if self._engine is None:
+        engine = self._engine
+        if engine is None:
             raise EngineDraining(f"not ready: {self._health.reason}; try again later")
-        return self._engine
+        return engine

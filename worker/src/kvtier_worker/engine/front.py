@@ -122,7 +122,8 @@ class EngineFront:
 
     def cancel(self, request_id: RequestId) -> None:
         """The client is gone. Idempotent; unknown ids are ignored. The sink gets a CANCELLED output."""
-        self._post(lambda: self._on_cancel(request_id))
+        if not self._ended:  # nobody empties the inbox afterwards
+            self._post(lambda: self._on_cancel(request_id))
 
     def drop_caches(self, tiers: frozenset[Tier]) -> Future[Mapping[Tier, int]]:
         """Forget cached blocks of these tiers; waits for write-backs in flight, so that nothing reappears."""

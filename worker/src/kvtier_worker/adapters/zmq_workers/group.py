@@ -12,6 +12,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -62,6 +63,9 @@ class ZmqWorkerGroup:
         self._folder = tempfile.mkdtemp(prefix="kvtier-workers-")
         self._context = zmq.Context()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._waking = (
+            threading.Lock()
+        )  # a wake must not write to a descriptor that is closed, or somebody else's by now
         self._answers = self._context.socket(zmq.PULL)
         self._answers.set_hwm(0)
         self._answers.bind(self._endpoint("answers"))
@@ -123,14 +127,16 @@ class ZmqWorkerGroup:
 
     def wake(self) -> None:
         """See `WorkerGroup`."""
-        if not self._closed:
-            os.eventfd_write(self._wake, 1)
+        with self._waking:
+            if not self._closed:
+                os.eventfd_write(self._wake, 1)
 
     def close(self, timeout_s: float) -> None:
         """See `WorkerGroup`."""
-        if self._closed:
-            return
-        self._closed = True
+        with self._waking:
+            if self._closed:
+                return
+            self._closed = True
         deadline = time.monotonic() + timeout_s
         if timeout_s > 0:
             for request in self._requests.values():
