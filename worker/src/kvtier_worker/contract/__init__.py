@@ -9,13 +9,12 @@ from kvtier_worker.contract.addresses import HostPort, StoreMaster, parse_host_p
 from kvtier_worker.contract.flags import Flag, FlagGroup, flag, flags_of
 from kvtier_worker.contract.parsing import Parsed, parse_flags
 from kvtier_worker.contract.rendering import help_text, markdown_table, render_argv
-from kvtier_worker.contract.worker import InstanceRole, WorkerSettings
+from kvtier_worker.contract.worker import WorkerSettings
 
 __all__ = [
     "Flag",
     "FlagGroup",
     "HostPort",
-    "InstanceRole",
     "Parsed",
     "StoreMaster",
     "WorkerSettings",

@@ -35,12 +35,10 @@ class Parsed(Generic[Record]):
     Attributes:
         settings: the record; flags that could not be read have their defaults.
         errors: by flag name, one sentence each, in command-line order.
-        given: names of the flags on the command line or in the environment.
     """
 
     settings: Record
     errors: tuple[tuple[str, str], ...]
-    given: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,7 @@ def parse_flags(
                 _refuse(token, flags, others)
         except ValueError as error:
             errors[token.name] = str(error)
-    return Parsed(record(**values), tuple(errors.items()), frozenset(values))
+    return Parsed(record(**values), tuple(errors.items()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,7 +224,7 @@ class EngineFront:
             raise PromptTooLong(msg)
 
     def _live_request(self, request: EngineRequest, sink: OutputSink, chain: HashChain, order: int) -> LiveRequest:
-        sampling, now = request.sampling, self._clock()
+        sampling = request.sampling
         seed = sampling.seed
         if seed is None:
             seed = drawn_seed(request.request_id, self._settings.seed)
@@ -233,13 +233,12 @@ class EngineFront:
             request=request,
             sink=sink,
             order=order,
-            arrived=now,
             chain=chain,
             tokens=list(request.prompt_token_ids),
             max_len=self._info.max_model_len,
             stop_ids=frozenset((*sampling.stop_token_ids, *eos)),
             sampling=sampling_spec(sampling, seed),
-            last_token_at=now,
+            last_token_at=self._clock(),
         )
         if self._settings.priority_strategy == "priority":
             live.rank_key = (request.priority, order)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from kvtier_worker.core.ids import BlockHash, HostSlot, RequestId, Tier
+from kvtier_worker.core.ids import HostSlot, RequestId, Tier
 from kvtier_worker.core.keys import DEFAULT_HASH_SEED, HashChain, digest128
 from kvtier_worker.core.lifecycle import REQUEST_TABLE, RequestEvent, RequestState, advance
 from kvtier_worker.core.sampling import SamplingParams
@@ -74,7 +74,6 @@ class LiveRequest:
         request: as submitted.
         sink: takes its outputs.
         order: arrival number; smaller came first.
-        arrived: clock at submission, seconds.
         chain: hashes of its full blocks.
         tokens: prompt and output so far.
         max_len: tokens of prompt and output at most.
@@ -91,7 +90,6 @@ class LiveRequest:
     request: EngineRequest
     sink: OutputSink
     order: int
-    arrived: float
     chain: HashChain
     tokens: list[int]
     max_len: int
@@ -131,18 +129,9 @@ class LiveRequest:
         """Tokens generated so far."""
         return len(self.tokens) - self.prompt_len
 
-    @property
-    def done(self) -> bool:
-        """Whether it ended, well or badly."""
-        return self.state in (RequestState.FINISHED, RequestState.CANCELLED, RequestState.FAILED)
-
     def apply(self, event: RequestEvent) -> None:
         """Move to the state that the table names. Raises IntegrityError if it names none."""
         self.state = advance(REQUEST_TABLE, self.state, event)
-
-    def hashes(self, num_blocks: int) -> list[BlockHash]:
-        """Hashes of its first full blocks."""
-        return list(self.chain.extend(self.tokens, num_blocks))
 
     def sampling_now(self) -> SamplingSpec:
         """What the worker needs to sample the next token."""

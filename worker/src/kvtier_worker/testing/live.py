@@ -40,7 +40,6 @@ def live_request(
         request=request,
         sink=(outputs if outputs is not None else received).append,
         order=order,
-        arrived=0.0,
         chain=HashChain(block_size),
         tokens=list(prompt),
         max_len=4096,

@@ -63,9 +63,7 @@ class ZmqWorkerGroup:
         self._folder = tempfile.mkdtemp(prefix="kvtier-workers-")
         self._context = zmq.Context()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._waking = (
-            threading.Lock()
-        )  # a wake must not write to a descriptor that is closed, or somebody else's by now
+        self._waking = threading.Lock()  # `wake` must not write to a descriptor that `close` gave back
         self._answers = self._context.socket(zmq.PULL)
         self._answers.set_hwm(0)
         self._answers.bind(self._endpoint("answers"))
