@@ -140,20 +140,72 @@ def test_a_known_miss_stops_further_batches() -> None:
     assert state(live) is RequestState.WAITING
 
 
-def test_the_deadline_stops_issuing_and_waits_for_what_is_in_flight() -> None:
+def test_the_deadline_lets_the_request_go_and_keeps_the_slots_of_what_is_in_flight() -> None:
     desk = Desk(timeout_s=0.5)
     live = desk.start(now=10.0)
     assert desk.admission.next_deadline() == 10.5
     desk.admission.tick(10.4)
+    assert state(live) is RequestState.PREFETCHING
     desk.admission.tick(10.5)
     desk.admission.tick(11.0)
-    assert state(live) is RequestState.PREFETCHING
+    assert desk.ready == [live]
+    assert state(live) is RequestState.WAITING
+    assert desk.admission.num_pending == 0
     assert desk.admission.next_deadline() is None
+    assert (desk.leased, desk.published) == (5, 0), "ranks still write into these slots"
     desk.answer(desk.sent[0])
     desk.answer(desk.sent[1], now=11.5)
     assert len(desk.sent) == 2
-    assert sorted(live.held.pins) == [0, 1, 2, 3]
+    assert live.held.pins == {}
+    assert (desk.leased, desk.published) == (0, 4), "what came late is there for others"
     assert desk.reports == [PrefetchReport(PrefetchOutcome.TIMEOUT, 5, 4, 1.5)]
+
+
+def test_at_the_deadline_a_request_takes_along_what_is_there() -> None:
+    desk = Desk(timeout_s=0.5, num_ranks=2)
+    live = desk.start()
+    for message, rank in ((0, 0), (0, 1), (1, 1)):
+        desk.answer(desk.sent[message], rank, now=0.2)
+    desk.admission.tick(0.5)
+    assert sorted(live.held.pins) == [0, 1]
+    assert live.held.store_filled == {0, 1}
+    assert desk.published == 2
+    desk.answer(desk.sent[1], 0)
+    for rank in (0, 1):
+        desk.answer(desk.sent[2], rank)
+    assert desk.published == 5
+    desk.blocks.release(live)
+    assert desk.leased == 0
+
+
+def test_the_deadline_counts_when_every_batch_was_issued_too() -> None:
+    desk = Desk(timeout_s=0.5, batch_size=8)
+    live = desk.start()
+    assert desk.admission.next_deadline() == 0.5
+    desk.admission.tick(0.5)
+    assert desk.ready == [live]
+
+
+def test_a_request_that_went_on_and_is_cancelled_does_not_end_with_its_old_prefetch() -> None:
+    desk = Desk(timeout_s=0.5)
+    live = desk.start()
+    desk.admission.tick(0.5)
+    live.apply(RequestEvent.SCHEDULED)
+    live.apply(RequestEvent.CANCELLED)
+    desk.answer_all()
+    assert state(live) is RequestState.STOPPING, "its step is still in flight"
+    assert desk.gone == []
+    assert desk.leased == 0
+
+
+def test_who_waits_for_a_request_that_went_on_gets_what_it_fetched() -> None:
+    desk = Desk(timeout_s=1.0, batch_size=8)
+    desk.start(now=0.0)
+    second = desk.start(now=0.5)
+    desk.admission.tick(1.0)
+    assert state(second) is RequestState.PREFETCHING
+    desk.answer_all()
+    assert len(second.held.pins) == 5
 
 
 def test_no_timeout_means_for_ever() -> None:

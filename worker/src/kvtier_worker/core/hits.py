@@ -88,6 +88,10 @@ class HitMatrix:
         if self._pending:
             msg = f"hits merged while ranks {sorted(self._pending)} are still at work"
             raise IntegrityError(msg)
+        return self.agreed()
+
+    def agreed(self) -> tuple[bool, ...]:
+        """The hits that are certain by now: every rank reported them whole, so none writes into them any more."""
         return tuple(all(cell == _HIT for cell in column) for column in zip(*self._rows, strict=True))
 
     def usable_prefix(self) -> int:

@@ -57,7 +57,7 @@ class RequestState(StrEnum):
 class RequestEvent(StrEnum):
     """What happens to a request."""
 
-    PREFETCH_ENDED = "prefetch_ended"  # every rank is done, and nothing of it is in flight
+    PREFETCH_ENDED = "prefetch_ended"  # every rank is done and nothing of it is in flight, or its time is up
     SCHEDULED = "scheduled"  # device blocks leased
     PREEMPTED = "preempted"  # device blocks released between steps
     RESTORE_ABORTED = "restore_aborted"  # a step that it depends on failed to restore; blocks released
@@ -99,8 +99,8 @@ class PrefetchEvent(StrEnum):
 
     EXHAUSTED = "exhausted"  # every batch was sent on every rank
     STOP = "stop"  # deadline or cancel: send no more
-    MERGED = "merged"  # every rank is done and the request still wants it
-    DISCARDED = "discarded"  # every rank is done and the request is gone
+    MERGED = "merged"  # every rank is done and somebody can use it
+    DISCARDED = "discarded"  # every rank is done and the request was cancelled
 
 
 PREFETCH_TABLE: Mapping[tuple[PrefetchState, PrefetchEvent], PrefetchState] = {

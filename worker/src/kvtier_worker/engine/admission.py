@@ -3,6 +3,7 @@
 A request without holes, or with holes that nobody can fill, is ready at once. Otherwise it is PREFETCHING: its job
 issues batches to all ranks, at most `MAX_BATCHES_IN_FLIGHT` at a time, and is over when nothing is in flight. Deadline,
 cancel and a known miss stop *issuing*; they never abandon a batch in flight, because ranks still write into its slots.
+At its deadline a request goes on without its job: a call to a dead master takes seconds, and nobody can hurry it.
 
 A hash is fetched by one job at a time. Who needs it too waits for that job. A job only ever waits for older ones, so
 waits form no cycle.
@@ -103,19 +104,21 @@ class Admission:
         self._turn(job, now)
 
     def tick(self, now: float) -> None:
-        """Stop what is past its deadline."""
+        """Stop what is past its deadline, and let its request go."""
         for job in list(self.jobs.values()):
-            if job.deadline is not None and now >= job.deadline and (job.issuing or job.awaited):
+            if job.deadline is not None and now >= job.deadline and job.timed:
                 if job.why is None:
                     job.why = PrefetchOutcome.TIMEOUT
                 if job.issuing:
                     job.stop()
                 self._leave_others(job, now)
                 self._turn(job, now)
+                if job.wanted:
+                    self._let_go(job)
 
     def next_deadline(self) -> float | None:
         """When `tick` is due; None = not by time."""
-        deadlines = [j.deadline for j in self.jobs.values() if j.deadline is not None and (j.issuing or j.awaited)]
+        deadlines = [job.deadline for job in self.jobs.values() if job.deadline is not None and job.timed]
         return min(deadlines, default=None)
 
     def on_done(self, message: PrefetchDone, now: float) -> None:
@@ -130,7 +133,6 @@ class Admission:
         ranks.remove(message.rank)
         if not ranks:
             del job.in_flight[message.offset]
-        job.num_faults += message.num_faults
         expected = min(self.batch_size, len(job.need.plan.items) - message.offset)
         sound = len(message.hits) == expected
         if sound:
@@ -178,12 +180,12 @@ class Admission:
                 job.matrix.mark_rank_done(Rank(rank))
             hits = job.matrix.merged()
         waiters = [self.jobs[waiter] for waiter in sorted(job.waiters)]
-        publish = job.wanted or bool(waiters)
+        publish = job.wanted or job.left or bool(waiters)
         job.apply(PrefetchEvent.MERGED if publish else PrefetchEvent.DISCARDED)
         if publish:
             host.publish_fetched(job.need, hits)
         if job.wanted:
-            self.blocks.pin_fetched(job.live, [i for i, hit in zip(job.need.indices, hits, strict=True) if hit])
+            self.blocks.pin_fetched(job.live, job.indices_of(hits))
         for waiter in waiters:
             whole = self.blocks.pin_fetched(waiter.live, waiter.awaited.pop(job.job_id))
             if not whole and waiter.issuing:
@@ -198,10 +200,20 @@ class Admission:
         if job.wanted:
             del self._by_request[job.live]
             self._admit(job.live)
-        elif job.live.state is RequestState.STOPPING:
+        elif not job.left and job.live.state is RequestState.STOPPING:
             self.blocks.release(job.live)
             job.live.apply(RequestEvent.QUIESCED)
             self.on_quiesced(job.live)
+
+    def _let_go(self, job: PrefetchJob) -> None:
+        """Its request goes on with what is whole by now; what is in flight is published when it is there."""
+        job.left = True
+        del self._by_request[job.live]
+        if job.matrix is not None and self.blocks.host is not None:
+            hits = job.matrix.agreed()
+            self.blocks.host.publish_fetched(job.need, hits)
+            self.blocks.pin_fetched(job.live, job.indices_of(hits))
+        self._admit(job.live)
 
     def _admit(self, live: LiveRequest) -> None:
         self.blocks.mount(live)

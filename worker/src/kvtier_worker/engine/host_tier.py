@@ -85,7 +85,10 @@ class HostTier:
         )
 
     def publish_fetched(self, need: FetchNeed, hits: Sequence[bool]) -> None:
-        """Make every hit findable, those behind a hole too. A block that lost to a resident one stays private."""
+        """Make every hit findable, those behind a hole too. A block that lost to a resident one stays private.
+
+        May be called again with more hits.
+        """
         for item, parent, hit in zip(need.plan.items, need.parents, hits, strict=True):
             if hit:
                 self.pool.fill([item.host_slot])

@@ -41,13 +41,14 @@ class PrefetchJob:
         need: what it reads and what it waits for.
         live: whom it is for; cancelled ones stay until nothing is in flight.
         started: clock at its start.
-        deadline: clock after which it issues nothing; None = never.
+        deadline: clock after which it issues nothing and its request does not wait; None = never.
         matrix: what the ranks reported; None when it only waits for other jobs.
         issued: items sent so far.
         in_flight: ranks that have not answered, by offset of a batch sent.
         awaited: blocks that other jobs fetch.
         waiters: jobs that wait for this one.
         why: the outcome if it was stopped early for another reason than a miss.
+        left: its request went on without it.
     """
 
     job_id: JobId
@@ -62,7 +63,7 @@ class PrefetchJob:
     in_flight: dict[int, set[int]] = field(default_factory=dict)
     waiters: set[JobId] = field(default_factory=set)
     why: PrefetchOutcome | None = None
-    num_faults: int = 0
+    left: bool = False
 
     def apply(self, event: PrefetchEvent) -> None:
         """Move to the state that the table names."""
@@ -80,7 +81,16 @@ class PrefetchJob:
     @property
     def wanted(self) -> bool:
         """Whether its request is still there to use it."""
-        return self.live.state is RequestState.PREFETCHING
+        return not self.left and self.live.state is RequestState.PREFETCHING
+
+    @property
+    def timed(self) -> bool:
+        """Whether its deadline changes anything."""
+        return self.wanted or self.issuing or bool(self.awaited)
+
+    def indices_of(self, hits: tuple[bool, ...]) -> list[int]:
+        """Which blocks of the prompt these hits are."""
+        return [index for index, hit in zip(self.need.indices, hits, strict=True) if hit]
 
     def outcome(self, hits: tuple[bool, ...]) -> PrefetchOutcome:
         """How it ended, given the merged hits."""
