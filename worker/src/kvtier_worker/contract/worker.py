@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from kvtier_worker.contract import rules
 from kvtier_worker.contract.addresses import MAX_PORT, HostPort, store_endpoint
@@ -16,14 +15,6 @@ from kvtier_worker.errors import ConfigError
 
 _UINT32 = 2**32 - 1
 _INT64 = 2**63 - 1
-
-
-class InstanceRole(StrEnum):
-    """What an engine does for requests."""
-
-    DEFAULT = "DEFAULT"
-    PREFILL = "PREFILL"
-    DECODE = "DECODE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +137,8 @@ class WorkerSettings:
     prefetch_timeout: int = flag(
         0,
         FlagGroup.STORE,
-        "Milliseconds after which no further prefetch batch is issued; those in flight are awaited. 0 = never.",
+        "Milliseconds after which no further prefetch batch is issued and its request goes on without those in flight. "
+        "0 = never.",
         minimum=0,
         maximum=_UINT32,
     )
