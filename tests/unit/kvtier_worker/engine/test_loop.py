@@ -17,7 +17,7 @@ from kvtier_worker.engine.frontend import (
     PromptTooLong,
     RequestOutput,
 )
-from kvtier_worker.engine.loop import IDLE_S
+from kvtier_worker.engine.loop import IDLE_S, EngineLoop
 from kvtier_worker.engine.messages import (
     Forward,
     ForwardDone,
@@ -474,6 +474,21 @@ def test_an_engine_that_has_not_turned_yet_is_starting() -> None:
     assert sim.engine.health().reason == "starting"
     sim.turn()
     assert sim.engine.health().ready
+
+
+def test_an_engine_without_work_is_ready_at_once() -> None:
+    sim = simulation()
+    turns: list[float] = []
+
+    def turn() -> None:
+        EngineLoop.turn(sim.engine)
+        turns.append(sim.workers.now)
+        sim.engine.stop()
+
+    sim.engine.turn = turn  # type: ignore[method-assign]
+    sim.engine.run()
+    assert turns[0] == 0.0
+    assert sim.engine.health().reason == "the engine stopped"
 
 
 def test_a_silent_thread_is_not_alive() -> None:

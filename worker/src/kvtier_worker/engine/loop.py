@@ -144,6 +144,7 @@ class EngineLoop(EngineFront):
         Returns:
             Why it died; empty after `stop`. Every live request has its last output, every admin call its answer.
         """
+        self._wake()  # the first turn makes the engine ready: it waits for nothing
         try:
             while not self._stopping:
                 self.turn()
