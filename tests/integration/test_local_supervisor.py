@@ -77,6 +77,18 @@ def local_until(tmp_path: Path, words: str, *programs: ProcessSpec) -> LocalClus
     return LocalCluster(programs, tmp_path / "logs", say, stop_request)
 
 
+SIGNALLED_AT_ALL_TIMES = """
+import random, signal, time
+from kvtier_operator.supervisor import StopRequest
+signal.signal(signal.SIGALRM, lambda number, frame: request.ask())
+for _ in range(4000):
+    request = StopRequest()
+    signal.setitimer(signal.ITIMER_REAL, random.random() * 3e-4 + 1e-6)
+    while not request.wait(5e-5):
+        pass
+"""
+
+
 said: list[str] = []
 
 
@@ -266,3 +278,15 @@ def test_when_the_supervisor_is_killed_the_kernel_ends_its_processes(tmp_path: P
         assert alive(running)
         supervisor.kill()
     assert eventually(lambda: not alive(running))
+
+
+def test_a_signal_may_come_at_any_moment_of_the_wait_for_it() -> None:
+    subprocess.run((sys.executable, "-c", SIGNALLED_AT_ALL_TIMES), timeout=60, check=True)
+
+
+def test_a_folder_for_logs_that_cannot_be_is_named_and_nothing_is_started(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("no folder")
+    cluster = local(tmp_path, program("one", SERVE))
+    with pytest.raises(MachineError, match="logs"):
+        cluster.start()
+    assert cluster.pid("one") is None

@@ -41,6 +41,8 @@ def load(path: Path) -> KVCacheCluster:
         raise SpecError([Violation("FILE", str(path), f"cannot be read: {error.strerror}")]) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SpecError([Violation("FILE", str(path), f"is no YAML with one document: {error}")]) from error
+    except RecursionError as error:
+        raise SpecError([Violation("FILE", str(path), "is nested too deeply for a manifest")]) from error
     return parse(document)
 
 

@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -36,29 +35,36 @@ Say = Callable[[str], None]
 
 
 class StopRequest:
-    """The user's wish to stop: asked once, everything stops in order; asked again, at once. Safe in signal handlers."""
+    """The user's wish to stop: asked once, everything stops in order; asked again, at once. Safe in signal handlers.
+
+    Plain flags: a `threading.Event` has a lock, and a handler that runs while its own thread holds it waits for ever.
+    """
 
     def __init__(self) -> None:
-        self._asked = threading.Event()
-        self._insisted = threading.Event()
+        self._asked = False
+        self._insisted = False
 
     def ask(self) -> None:
         """Ask to stop; the second time insists."""
-        (self._insisted if self._asked.is_set() else self._asked).set()
+        self._insisted = self._insisted or self._asked
+        self._asked = True
 
     @property
     def asked(self) -> bool:
         """Stop in order."""
-        return self._asked.is_set()
+        return self._asked
 
     @property
     def insisted(self) -> bool:
         """Stop at once."""
-        return self._insisted.is_set()
+        return self._insisted
 
     def wait(self, seconds: float) -> bool:
         """Sleep until asked, for ``seconds`` at most. True when asked."""
-        return self._asked.wait(seconds)
+        deadline = time.monotonic() + seconds
+        while not self._asked and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, POLL_S))
+        return self._asked
 
 
 class LocalCluster:
@@ -103,13 +109,18 @@ class LocalCluster:
         """Start everything in order, each when the one before is ready. On failure nothing stays behind.
 
         Raises:
-            MachineError: ports in use; nothing was started.
+            MachineError: ports in use, or no folder for logs; nothing was started.
             ProcessFailed: one of them ended or was not ready in time.
             Interrupted: asked to stop meanwhile.
         """
         if problems := busy_ports(tuple(self._specs.values())):
             raise MachineError(problems)
-        self._log_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            self._log_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise MachineError(
+                [f"no folder for logs at {self._log_dir}: {error.strerror}; choose --state-dir"]
+            ) from error
         with ExitStack() as undo:
             undo.callback(self.stop)
             for name in self.names:

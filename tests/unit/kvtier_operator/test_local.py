@@ -40,6 +40,13 @@ def test_a_bad_manifest_names_every_violation_and_exits_2(tmp_path: Path, capsys
         assert path in told
 
 
+def test_a_manifest_that_is_nested_too_deeply_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "deep.yaml"
+    file.write_text("[" * 9999)
+    assert main([str(file)]) == 2
+    assert "nested too deeply" in capsys.readouterr().err
+
+
 def test_a_missing_model_is_named_and_nothing_is_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = tmp_path / "state"
     assert main([str(manifest(tmp_path, "./no-model")), f"--state-dir={state}"]) == EXIT_UNFIT

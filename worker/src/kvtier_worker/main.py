@@ -12,6 +12,7 @@ start, 2 = settings that cannot work.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -48,7 +49,10 @@ def _serve(words: Sequence[str], env: Mapping[str, str]) -> int:
     settings = load_settings(words, env, Machine.here())
     tokenizer = TextTokenizer.load(settings.model, settings.chat_template)
     configure_logging("engine")
-    return uvloop.run(EngineProcess(settings, tokenizer, env).run())
+    code = uvloop.run(EngineProcess(settings, tokenizer, env).run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # all is stopped: an impatient signal must not make a failure of it
+    return code
 
 
 if __name__ == "__main__":
