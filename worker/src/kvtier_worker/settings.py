@@ -16,7 +16,7 @@ from kvtier_worker.contract import WorkerSettings
 from kvtier_worker.contract.rules import Violation, violation, violations
 from kvtier_worker.core.ids import DType
 from kvtier_worker.core.layout import SLOT_ALIGNMENT
-from kvtier_worker.engine.sizing import CPU_CACHE_BYTES, CPU_CACHE_SHARE
+from kvtier_worker.engine.sizing import cpu_cache_bytes
 from kvtier_worker.errors import ConfigError
 from kvtier_worker.machine.memory import physical_memory_bytes
 from kvtier_worker.machine.ports import hold_port, port_holder
@@ -177,8 +177,7 @@ def _device_cache_bytes(settings: WorkerSettings, machine: Machine, *, on_cuda: 
     """Device caches of all ranks; 0 = unknown here, as CUDA's default depends on the device's free memory."""
     if settings.max_cache_size or on_cuda:
         return settings.max_cache_size * settings.tp_size
-    share = settings.max_memory_utilization * machine.memory_bytes / CPU_CACHE_SHARE
-    return int(min(share, CPU_CACHE_BYTES))
+    return cpu_cache_bytes(settings, machine.memory_bytes)
 
 
 def _arena_bytes(settings: WorkerSettings, config: ModelConfig, device_bytes: int, *, on_cuda: bool) -> int:

@@ -111,8 +111,12 @@ def layout_slot_bytes(layout: DomainLayout) -> int:
     return sum(objects.slot_bytes for objects in layout.objects.values())
 
 
+def cpu_cache_bytes(settings: WorkerSettings, total: int) -> int:
+    """Device caches of all ranks together on a CPU with ``total`` bytes of memory, unless ``--max_cache_size`` says."""
+    return min(int(settings.max_memory_utilization * total) // CPU_CACHE_SHARE, CPU_CACHE_BYTES)
+
+
 def _derived_cache_bytes(settings: WorkerSettings, budget: MemoryBudget) -> int:
-    allowed = int(settings.max_memory_utilization * budget.total)
     if budget.device_is_host:
-        return min(allowed // CPU_CACHE_SHARE, CPU_CACHE_BYTES) // settings.tp_size
-    return allowed - budget.used
+        return cpu_cache_bytes(settings, budget.total) // settings.tp_size
+    return int(settings.max_memory_utilization * budget.total) - budget.used
