@@ -682,6 +682,18 @@ def test_an_object_of_another_length_is_a_miss() -> None:
         assert Worker(MemoryStore(backend)).prefetch((2, 1)) == b"\0"
 
 
+def test_the_whole_object_of_another_block_is_corrupt() -> None:
+    """Memory that a store hands out again while it is read delivers exactly that."""
+    backend = MemoryBackend()
+    Worker(MemoryStore(backend)).write_back((1, 1, 1), (2, 2, 2))
+    first, second = backend.keys()
+    content = backend.read(second)
+    assert content is not None
+    backend.replace(first, content)
+    results = [Worker(MemoryStore(backend)).transfer.prefetch(prefetch_items((3, number))) for number in (1, 2)]
+    assert sorted((result.hits, result.num_corrupt) for result in results) == [(b"\0", 1), (b"\1", 0)]
+
+
 def test_a_dead_store_is_said_to_be_unavailable() -> None:
     store = FaultyStore(MemoryStore())
     worker = Worker(store)

@@ -18,7 +18,7 @@ from kvtier_worker.engine.ports import Event
 from kvtier_worker.engine.quarantine import Quarantine
 from kvtier_worker.engine.store_objects import PutResult
 from kvtier_worker.engine.synchronizer import LayerSynchronizer, SynchronizerTable
-from kvtier_worker.engine.trailers import trailer_is_valid, write_trailer
+from kvtier_worker.engine.trailers import sign_trailer, trailer_is_valid, write_trailer
 from kvtier_worker.engine.writeback_pipeline import CopyResult, StoreResult, WritebackPipeline
 from kvtier_worker.errors import ProtocolError, TransferFailed
 from kvtier_worker.testing.blocks import block_hash, domain, indexed_objects, kv_objects
@@ -75,6 +75,18 @@ def test_a_trailer_knows_content_and_length() -> None:
         assert not trailer_is_valid(address, 100), f"byte {at} changed unnoticed"
         memory[at] = bytes([memory[at][0] ^ 1])
     assert trailer_is_valid(address, 100)
+
+
+def test_a_signed_trailer_knows_its_key() -> None:
+    memory = ctypes.create_string_buffer(bytes(range(100)), 100 + TRAILER_BYTES)
+    address = ctypes.addressof(memory)
+    write_trailer(address, 100)
+    assert not trailer_is_valid(address, 100, "mine")
+    for _ in range(2):
+        sign_trailer(address, 100, "mine")
+        assert trailer_is_valid(address, 100, "mine")
+        assert not trailer_is_valid(address, 100, "theirs")
+        assert not trailer_is_valid(address, 100)
 
 
 # synchroniser

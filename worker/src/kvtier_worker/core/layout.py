@@ -17,7 +17,10 @@ from dataclasses import dataclass
 from kvtier_worker.core.ids import BlockType, CacheRole, DType, TensorRole
 
 TRAILER_BYTES = 16
-"""xxh3-64 of the payload (8 bytes, little endian) followed by the payload's length (8 bytes, little endian)."""
+"""xxh3-64 of the payload, then xxh3-64 of the key seeded with the payload's length; 8 bytes each, little endian.
+
+In host memory, before the object leaves under a key, the length alone stands in the key's place.
+"""
 
 SLOT_ALIGNMENT = 64
 """Host slots start on cache lines."""

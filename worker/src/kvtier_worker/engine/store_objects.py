@@ -16,7 +16,7 @@ from kvtier_worker.core.plans import PrefetchItem, WritebackItem
 from kvtier_worker.engine.arena import HostArena
 from kvtier_worker.engine.ports import GetOutcome, KVCacheStore, PutOutcome, StoreBuffer
 from kvtier_worker.engine.quarantine import Quarantine
-from kvtier_worker.engine.trailers import trailer_is_valid
+from kvtier_worker.engine.trailers import sign_trailer, trailer_is_valid
 
 CLOSED = "closed"
 """State of a circuit breaker that lets calls through."""
@@ -116,6 +116,8 @@ class StoreObjects:
         blocks = [self._expand(item.block_type, item.block_hash, item.host_slot) for item in items]
         unique = list({buffer.key: buffer for block in reversed(blocks) for buffer in block}.values())
         outcomes = dict.fromkeys((buffer.key for buffer in unique), PutOutcome.FAILED)
+        for buffer in unique:
+            sign_trailer(buffer.address, buffer.nbytes - TRAILER_BYTES, buffer.key)
         for buffer, outcome in zip(unique, self._store.put(unique) if unique else (), strict=False):
             outcomes[buffer.key] = outcome
             if outcome is PutOutcome.STORED:
@@ -165,7 +167,7 @@ class StoreObjects:
         return PrefetchResult(bytes(hits), num_bytes, faults, corrupt)
 
     def _is_whole(self, buffer: StoreBuffer) -> bool:
-        return not self._verify or trailer_is_valid(buffer.address, buffer.nbytes - TRAILER_BYTES)
+        return not self._verify or trailer_is_valid(buffer.address, buffer.nbytes - TRAILER_BYTES, buffer.key)
 
 
 def _has_duplicates(buffers: Sequence[StoreBuffer]) -> bool:
