@@ -150,3 +150,11 @@ def test_a_batch_of_greedy_rows_takes_each_row_maximum() -> None:
     outputs = sample(batch, [step(spec(temperature=0.0), name=str(i)) for i in range(6)])
     assert [output.token_id for output in outputs] == batch.argmax(1).tolist()
     assert [output.request_id for output in outputs] == [str(i) for i in range(6)]
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-310, 5e-324])
+def test_a_temperature_next_to_nothing_is_greedy(temperature: float) -> None:
+    for seed in range(20):
+        values = row(seed)
+        [output] = sample(values[None], [step(spec(temperature=temperature, seed=seed))])
+        assert output.token_id == int(values.argmax())

@@ -94,7 +94,7 @@ def draw(row: torch.Tensor, spec: SamplingSpec, position: int) -> int:
 
 def candidates(row: torch.Tensor, spec: SamplingSpec) -> tuple[torch.Tensor, torch.Tensor]:
     """The tokens that may be drawn, likeliest first: their probabilities (float64, not renormalised) and their ids."""
-    scaled = row.double() / spec.temperature
+    scaled = (row.double() - row.max()) / spec.temperature  # the best stays finite however small the temperature is
     ordered, tokens = scaled.sort(descending=True, stable=True)
     if spec.top_k > 0:
         ordered, tokens = ordered[: spec.top_k], tokens[: spec.top_k]
