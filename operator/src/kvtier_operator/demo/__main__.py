@@ -17,7 +17,7 @@ from kvtier_operator.api import KVCacheCluster
 from kvtier_operator.demo.client import EngineHttp
 from kvtier_operator.demo.phases import MAX_TOKENS, Walk
 from kvtier_operator.demo.prompt import harbour_log
-from kvtier_operator.demo.report import Phase, faults, report, table
+from kvtier_operator.demo.report import Phase, faults, report, speed_remark, table
 from kvtier_operator.errors import Interrupted, MachineError, OperatorError, ProcessFailed, SpecError
 from kvtier_operator.local import API_KEY_VARIABLE, EXIT_FAILED, EXIT_UNFIT, curl_line, explain_failure, prepare, say
 from kvtier_operator.manifest import load
@@ -82,7 +82,10 @@ def _finish(phases: Sequence[Phase], block_size: int, report_path: Path) -> tupl
     report_path.write_text(json.dumps(report(phases), indent=2) + "\n", encoding="utf-8")
     failures = faults(phases, block_size)
     say(f"\n{table(phases)}\n\nreport: {report_path}")
-    say("\n".join(("FAILED", *failures)) if failures else "every phase met its tier, with the same tokens")
+    if failures:
+        say("\n".join(("FAILED", *failures)))
+    else:
+        say(f"every phase met its tier, with the same tokens; {speed_remark(phases)}")
     return failures
 
 

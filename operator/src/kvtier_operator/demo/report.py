@@ -11,8 +11,8 @@ from kvtier_operator.demo.answers import TIERS, Answer
 
 MIN_TIER_SHARE = 0.95
 """Of the prompt's full blocks, from the phase's tier."""
-MIN_STORE_SPEEDUP = 8.0
-"""Time to first token: cold over store hit."""
+EXPECTED_STORE_SPEEDUP = 8.0
+"""Time to first token, cold over store hit, on an idle machine. A remark, never a failure: machines are shared."""
 
 
 class PhaseName(StrEnum):
@@ -43,11 +43,17 @@ def faults(phases: Sequence[Phase], block_size: int) -> tuple[str, ...]:
         return (*found, f"not run: {', '.join(missing)}")
     if not token_ids_equal(phases):
         found.append("the phases answered with different tokens")
+    return tuple(found)
+
+
+def speed_remark(phases: Sequence[Phase]) -> str:
+    """How much faster the store hit was than the cold answer. All phases must be there."""
     ttft = {phase.name: phase.answer.ttft_ms for phase in phases}
     speedup = ttft[PhaseName.COLD] / ttft[PhaseName.STORE]
-    if speedup < MIN_STORE_SPEEDUP:
-        found.append(f"store hit: first token {speedup:.1f}x faster than cold, {MIN_STORE_SPEEDUP:.0f}x wanted")
-    return tuple(found)
+    remark = f"store hit: first token {speedup:.1f}x faster than cold"
+    if speedup < EXPECTED_STORE_SPEEDUP:
+        remark += f"; an idle machine shows {EXPECTED_STORE_SPEEDUP:.0f}x or more"
+    return remark
 
 
 def token_ids_equal(phases: Sequence[Phase]) -> bool:
