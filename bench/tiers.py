@@ -33,8 +33,8 @@ DECODE_PROMPT = DECODE_CONTEXT - DECODE_TOKENS // 2
 PAUSE_S = 0.5
 """Before each request: OpenMP threads of whoever was asked last spin for a while after their work."""
 
-SETTLE_S = 1.0
-"""Write-back to the store is asynchronous everywhere: give it this long before what was computed is dropped."""
+SETTLE_S = 3.0
+"""Write-back to the store goes on after the answer: give it this long before anybody is asked again."""
 
 SHORTFALL = 0.95
 """A tier served a phase if the server says that it provided this share of the prompt's full blocks."""
@@ -91,9 +91,9 @@ def one_round(systems: list[System], prompt: list[int], samples: Samples) -> Non
     texts: dict[str, set[str]] = defaultdict(set)
     for system in systems:
         texts[system.name].add(ask(system, "cold", prompt, samples, cached=False).text)
+        time.sleep(SETTLE_S)
     for system in systems:
         texts[system.name].add(ask(system, "device", prompt, samples, cached=True).text)
-    time.sleep(SETTLE_S)
     for system in systems:
         if not system.has_store:
             continue
@@ -144,6 +144,8 @@ def run_pair(peer: str, options: argparse.Namespace, seed: int, samples: Samples
         prompts = [make_prompt(seed + index, options.prompt, VOCAB_SIZE) for index in range(options.rounds)]
         for index, prompt in enumerate(prompts):
             print(f"{' and '.join(names)}: round {index + 1} of {options.rounds}", flush=True)
+            # Take turns at being first: what a neighbour leaves in the processor's caches is not the same for all.
+            systems = systems[1:] + systems[:1]
             one_round(systems, prompt, samples)
             decode(systems, prompt, seed + 1000 + 50 * index, samples)
             time.sleep(PAUSE_S)
