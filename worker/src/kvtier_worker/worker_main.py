@@ -28,8 +28,15 @@ from kvtier_worker.core.ids import BlockType, Rank
 from kvtier_worker.core.keys import default_model_id
 from kvtier_worker.core.layout import DomainLayout
 from kvtier_worker.engine.arena import ArenaMemory, HostArena
-from kvtier_worker.engine.messages import PROTOCOL_VERSION, WorkerFailed, WorkerProgress, WorkerReady
-from kvtier_worker.engine.ports import CopyEngine, DeviceCache, KVCacheStore
+from kvtier_worker.engine.messages import (
+    PROTOCOL_VERSION,
+    SamplingSpec,
+    SequenceStep,
+    WorkerFailed,
+    WorkerProgress,
+    WorkerReady,
+)
+from kvtier_worker.engine.ports import CopyEngine, DeviceCache, KVCacheStore, ModelRunner
 from kvtier_worker.engine.sizing import MemoryBudget, Sizes, plan_device_blocks, plan_sizes
 from kvtier_worker.engine.transfers import HierarchyKVCacheTransfer, TransferOptions
 from kvtier_worker.engine.worker_runtime import RuntimeOptions, WorkerRuntime
@@ -60,6 +67,7 @@ _KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 0.3 MB, for every row count and weight shape they met; 1024 each, their default, is 600 MB under mixed load."""
 
 _KERNELS_KEPT = "128"
+_WARM_UP_TOKENS = 32
 
 
 def main() -> int:
@@ -118,12 +126,21 @@ def _serve(start: WorkerStart, link: ZmqWorkerLink) -> int:
     transfer.register_cache(cache)
     transfer.finalize_registration()
     runner = build_runner(decoder, layout, cache.tensor(BlockType.KV))
+    _warm_up(runner, settings.block_size)
     runtime = WorkerRuntime(
         RuntimeOptions(rank, _fatality(settings), _resident_bytes), link=link, model=runner, transfer=transfer
     )
     link.send(_ready(rank, config, layout, sizes))
     event(log, "ready", device=device, device_blocks=sizes.num_device_blocks, host_slots=sizes.num_host_slots)
     return EXIT_FAILED if runtime.run() else 0
+
+
+def _warm_up(runner: ModelRunner, block_size: int) -> None:
+    """Compute a short prompt and a token in a block nobody has yet, so that no client waits for first-use set-up."""
+    count = min(block_size, _WARM_UP_TOKENS)
+    greedy = SamplingSpec(0.0, 1.0, 0, 0.0, 1.0, 0.0, 0.0, 0, None)
+    for start, tokens in ((0, count), (count - 1, 1)):
+        runner.forward([SequenceStep("warm-up", [0] * tokens, start, [1], sample=True, sampling=greedy)], None)
 
 
 def _sizes(settings: WorkerSettings, layout: DomainLayout, device: torch.device) -> Sizes:
