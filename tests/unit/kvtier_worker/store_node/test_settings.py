@@ -109,3 +109,8 @@ def test_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     for name in ("host", "global_segment_size", "shm_port", "master_admin_address", "http_port"):
         assert f"--{name}" in text
+
+
+def test_a_segment_larger_than_memory_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--global_segment_size=900TB: .* this machine has \d+; give it less"):
+        read_settings([*GOOD, "--global_segment_size=900TB"], {})

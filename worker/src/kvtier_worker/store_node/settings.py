@@ -18,6 +18,7 @@ from kvtier_worker.contract import (
     parse_store_master,
 )
 from kvtier_worker.errors import ConfigError
+from kvtier_worker.machine.memory import physical_memory_bytes
 from kvtier_worker.machine.ports import is_unspecified
 from kvtier_worker.machine.rdma import SYSFS, rdma_ports, rdma_violations
 
@@ -162,6 +163,8 @@ def _segment(settings: StoreNodeSettings) -> Iterator[tuple[str, str]]:
         return
     if nbytes < MIN_SEGMENT_BYTES:
         yield "global_segment_size", f"{nbytes} bytes; the smallest segment is {MIN_SEGMENT_BYTES >> 20}MB"
+    elif nbytes > (memory := physical_memory_bytes()):
+        yield "global_segment_size", f"{nbytes} bytes, and this machine has {memory}; give it less"
 
 
 def _master(settings: StoreNodeSettings, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
