@@ -201,7 +201,7 @@ def test_secrets_stay_in_the_engine() -> None:
         worker = psutil.Process(group.pids[0])
         assert "secret" not in " ".join(worker.cmdline())
         assert "KVTIER_API_KEY" not in worker.environ()
-        assert worker.environ()["GOMP_SPINCOUNT"] == "1000"
+        assert worker.environ()["GOMP_SPINCOUNT"] == "10000"
         group.send(StatsRequest(1))
         assert len(collect(group, WorkerStats, 1)) == 1
 
