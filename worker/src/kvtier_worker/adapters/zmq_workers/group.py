@@ -39,8 +39,10 @@ _TICK_S = 0.5
 _LAST_WORDS_S = 0.5
 _SPIN = {"GOMP_SPINCOUNT": "10000"}
 """How long a compute thread spins for its next piece of work before it sleeps; OpenMP's default is 30 times this.
+
 Measured on two cores: nothing lost where nobody else computes, and beside one busy process a token takes 0.2 s instead
-of 2 s, because a spinning thread keeps its core from the one it waits for. An environment that sets it is left alone."""
+of 2 s, because a spinning thread keeps its core from the one it waits for. An environment that sets it is left alone.
+"""
 
 
 @dataclass(frozen=True, slots=True)
