@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from types import FrameType
@@ -27,6 +26,7 @@ from kvtier_worker.store_node.http_server import StatusServer
 from kvtier_worker.store_node.segment import Segment, hold_label, mount_embedded, mount_shared
 from kvtier_worker.store_node.settings import StoreNodeSettings, read_settings
 from kvtier_worker.store_node.status import NodeState, NodeStatus
+from kvtier_worker.store_node.stop_flag import StopFlag
 
 _LOG = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class StoreNode:
     def __init__(self, settings: StoreNodeSettings) -> None:
         self._settings = settings
         self._status = NodeStatus(settings.segment_bytes, time.monotonic)
-        self._stop = threading.Event()
+        self._stop = StopFlag()
         self._turned_at = time.monotonic()
 
     def request_stop(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler
