@@ -25,7 +25,7 @@ from kvtier_worker.api.metrics import FrontMetrics
 from kvtier_worker.api.tokenizer import TextTokenizer
 from kvtier_worker.contract import WorkerSettings
 from kvtier_worker.contract.rules import violation
-from kvtier_worker.core.keys import default_model_id
+from kvtier_worker.core.keys import effective_model_id
 from kvtier_worker.engine.loop import EngineLoop
 from kvtier_worker.errors import ConfigError, KVTierError
 from kvtier_worker.log import event
@@ -195,7 +195,7 @@ class EngineProcess:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signals.put_nowait, number)
         settings = self._settings
-        event(_log, "starting", version=version("kvtier"), model=settings.model, model_id=_name(settings))
+        event(_log, "starting", version=version("kvtier"), model=settings.model, model_id=effective_model_id(settings))
         for warning in settings.warnings():
             event(_log, "no_effect", level=logging.WARNING, setting=warning)
         fronts = [asyncio.create_task(server.serve(sockets=[held])) for server, held in self._servers]
@@ -291,7 +291,3 @@ def _socket(settings: WorkerSettings, name: str) -> socket.socket:
 
 def _url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _name(settings: WorkerSettings) -> str:
-    return settings.model_id or default_model_id(settings.model)

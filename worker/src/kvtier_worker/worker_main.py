@@ -25,7 +25,7 @@ from kvtier_worker.adapters.mooncake_store import MooncakeStore, options_from_se
 from kvtier_worker.adapters.zmq_link import ZmqWorkerLink
 from kvtier_worker.contract import WorkerSettings
 from kvtier_worker.core.ids import BlockType, Rank
-from kvtier_worker.core.keys import default_model_id
+from kvtier_worker.core.keys import effective_model_id
 from kvtier_worker.core.layout import DomainLayout
 from kvtier_worker.engine.arena import ArenaMemory, HostArena
 from kvtier_worker.engine.messages import (
@@ -184,7 +184,7 @@ def _build_transfer(
         return CudaCopyEngine(arena, cast("Sequence[CudaCache]", caches), device)
 
     options = TransferOptions(
-        model_id=settings.model_id or default_model_id(settings.model),
+        model_id=effective_model_id(settings),
         num_host_slots=sizes.num_host_slots,
         tp_size=settings.tp_size,
         tp_rank=Rank(rank),

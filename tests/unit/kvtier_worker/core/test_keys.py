@@ -11,6 +11,7 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+from kvtier_worker.contract import WorkerSettings
 from kvtier_worker.core.ids import BlockHash, BlockType, CacheRole, DType, Rank, TensorRole
 from kvtier_worker.core.keys import (
     HashChain,
@@ -18,6 +19,7 @@ from kvtier_worker.core.keys import (
     default_model_id,
     digest128,
     draft_key_component,
+    effective_model_id,
     schema_hash,
     schema_string,
 )
@@ -240,3 +242,8 @@ def test_model_id_defaults_to_the_last_component_of_the_path(tmp_path: Path, mon
     folder.mkdir()
     monkeypatch.chdir(folder)
     assert default_model_id(".") == "qwen"
+
+
+def test_a_given_model_id_wins_over_the_folders_name() -> None:
+    assert effective_model_id(WorkerSettings(model="/models/qwen/", model_id="qwen-v2")) == "qwen-v2"
+    assert effective_model_id(WorkerSettings(model="/models/qwen/")) == "qwen"

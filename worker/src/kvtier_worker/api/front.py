@@ -18,7 +18,7 @@ from kvtier_worker.api.problems import ApiError, bad_request, brief
 from kvtier_worker.api.prompts import Prompt, check_vocabulary
 from kvtier_worker.api.tokenizer import TextTokenizer
 from kvtier_worker.contract import WorkerSettings
-from kvtier_worker.core.keys import default_model_id
+from kvtier_worker.core.keys import effective_model_id
 from kvtier_worker.engine.frontend import EngineClient
 
 MAX_BODY_BYTES = 64 << 20
@@ -58,7 +58,7 @@ class Front:
     @property
     def model_id(self) -> str:
         """Name of the model in the API."""
-        return self.settings.model_id or default_model_id(self.settings.model)
+        return effective_model_id(self.settings)
 
     def request_id(self, prefix: str) -> str:
         """A fresh id of an answer, as ``cmpl-…``."""

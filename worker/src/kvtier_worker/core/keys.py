@@ -17,6 +17,7 @@ from pathlib import Path
 
 import xxhash
 
+from kvtier_worker.contract import WorkerSettings
 from kvtier_worker.core.ids import BlockHash, BlockType, Rank
 from kvtier_worker.core.layout import DomainLayout
 
@@ -163,3 +164,8 @@ def default_model_id(model_path: str) -> str:
     ``.`` means the working directory by its name: two models started as ``.`` must not share a key space.
     """
     return posixpath.basename(posixpath.abspath(model_path))
+
+
+def effective_model_id(settings: WorkerSettings) -> str:
+    """The namespace of store keys, and the model's name in the API and the log: as given, else the default."""
+    return settings.model_id or default_model_id(settings.model)

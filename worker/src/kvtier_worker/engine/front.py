@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from kvtier_worker.contract import WorkerSettings
 from kvtier_worker.core.ids import RequestId, Tier
-from kvtier_worker.core.keys import HashChain, default_model_id
+from kvtier_worker.core.keys import HashChain, effective_model_id
 from kvtier_worker.engine.admin import AdminCalls
 from kvtier_worker.engine.frontend import (
     EngineBusy,
@@ -44,7 +44,7 @@ def engine_info(settings: WorkerSettings, workers: WorkerGroup) -> EngineInfo:
     if settings.max_model_len:
         model_len = min(model_len, settings.max_model_len)
     return EngineInfo(
-        model_id=settings.model_id or default_model_id(settings.model),
+        model_id=effective_model_id(settings),
         max_model_len=min(model_len, (num_device - 1) * settings.block_size),
         vocab_size=ready[0].vocab_size,
         block_size=settings.block_size,
