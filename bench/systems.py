@@ -5,6 +5,8 @@ All of them serve the same folder of float32 weights with the same number of thr
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -71,6 +73,28 @@ class System:
         """Stop and start the engine; the store stays."""
         self.cluster.restart(self.engine)
 
+    def freeze(self) -> None:
+        """Stop a peer's engine where it is, so that its spinning threads cost the others nothing. Ours do not spin."""
+        self._signal_engine(signal.SIGSTOP)
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Let a frozen peer run for a while."""
+        self.thaw()
+        try:
+            yield
+        finally:
+            self.freeze()
+
+    def thaw(self) -> None:
+        """Let a frozen peer go on."""
+        self._signal_engine(signal.SIGCONT)
+
+    def _signal_engine(self, number: signal.Signals) -> None:
+        pid = self.cluster.pid(self.engine)
+        if not self.ours and pid is not None:
+            os.killpg(pid, number)
+
 
 def model_folder() -> Path:
     """The demo model in Hugging Face form."""
@@ -85,7 +109,10 @@ def running(name: str, model: Path, threads: int, say: Callable[[str], None]) ->
     WORK.mkdir(parents=True, exist_ok=True)
     system = _ours(name, model, threads, say) if name in OURS else _peer(name, model, threads, say)
     with system.cluster:
-        yield system
+        try:
+            yield system
+        finally:
+            system.thaw()  # or it would never see that it is to stop
 
 
 def _ours(name: str, model: Path, threads: int, say: Callable[[str], None]) -> System:

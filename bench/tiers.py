@@ -3,8 +3,9 @@
     python bench/tiers.py [--rounds N] [--peers NAME,…] [--prompt TOKENS] [--threads N]
 
 For each peer, it and both of ours run side by side on one machine and are asked in turn, one at a time, with the same
-prompts; the bound (the phase's matrix products and attention alone, for a store hit with the raw read of its bytes)
-is timed in the same rounds. Medians. Where a system answers a phase from another tier than it should, the bench fails
+prompts; a peer's engine is frozen while others are timed, since its threads go on spinning after an answer. The bound
+(the phase's matrix products and attention alone, for a store hit with the raw read of its bytes) is timed in the same
+rounds. Medians. Where a system answers a phase from another tier than it should, the bench fails
 instead of reporting a number.
 """
 
@@ -78,7 +79,7 @@ def expect_cached(system: System, phase: str, prompt: list[int], answer: Complet
 
 
 def ask(system: System, phase: str, prompt: list[int], samples: Samples, *, cached: bool) -> Completion:
-    """Time one request."""
+    """Time one request; a peer has to be awake."""
     time.sleep(PAUSE_S)
     answer = system.client.complete(prompt, OUTPUT_TOKENS)
     expect_cached(system, phase, prompt, answer, cached=cached)
@@ -90,18 +91,21 @@ def one_round(systems: list[System], prompt: list[int], samples: Samples) -> Non
     """Cold, device and store hit of one prompt on every system; the answers of each must be equal."""
     texts: dict[str, set[str]] = defaultdict(set)
     for system in systems:
-        texts[system.name].add(ask(system, "cold", prompt, samples, cached=False).text)
-        time.sleep(SETTLE_S)
+        with system.awake():
+            texts[system.name].add(ask(system, "cold", prompt, samples, cached=False).text)
+            time.sleep(SETTLE_S)
     for system in systems:
-        texts[system.name].add(ask(system, "device", prompt, samples, cached=True).text)
+        with system.awake():
+            texts[system.name].add(ask(system, "device", prompt, samples, cached=True).text)
     for system in systems:
         if not system.has_store:
             continue
-        if system.ours:
-            system.forget("device")
-            texts[system.name].add(ask(system, "host", prompt, samples, cached=True).text)
-        system.forget("device", "host")
-        texts[system.name].add(ask(system, "store", prompt, samples, cached=True).text)
+        with system.awake():
+            if system.ours:
+                system.forget("device")
+                texts[system.name].add(ask(system, "host", prompt, samples, cached=True).text)
+            system.forget("device", "host")
+            texts[system.name].add(ask(system, "store", prompt, samples, cached=True).text)
     for name, answers in texts.items():
         if len(answers) > 1:
             print(f"  {name}: answers differ by tier: {answers}", flush=True)
@@ -109,12 +113,13 @@ def one_round(systems: list[System], prompt: list[int], samples: Samples) -> Non
 
 def decode(systems: list[System], prompt: list[int], seed: int, samples: Samples) -> None:
     """Seconds a step with one sequence of the long prompt running, and with sixteen short ones."""
+    prompts = [make_prompt(seed + 1 + index, DECODE_PROMPT, VOCAB_SIZE) for index in range(TOGETHER)]
     for system in systems:
-        time.sleep(PAUSE_S)
-        samples.add(system.name, "decode 1", system.client.complete(prompt, DECODE_TOKENS).token_s)
-        time.sleep(PAUSE_S)
-        prompts = [make_prompt(seed + 1 + index, DECODE_PROMPT, VOCAB_SIZE) for index in range(TOGETHER)]
-        samples.add(system.name, "decode 16", step_seconds(system.client.together(prompts, DECODE_TOKENS)))
+        with system.awake():
+            time.sleep(PAUSE_S)
+            samples.add(system.name, "decode 1", system.client.complete(prompt, DECODE_TOKENS).token_s)
+            time.sleep(PAUSE_S)
+            samples.add(system.name, "decode 16", step_seconds(system.client.together(prompts, DECODE_TOKENS)))
 
 
 def after_restart(systems: list[System], prompts: list[list[int]], samples: Samples) -> None:
@@ -122,10 +127,11 @@ def after_restart(systems: list[System], prompts: list[list[int]], samples: Samp
     for system in systems:
         if not system.survives_restart:
             continue
-        system.restart_engine()
-        system.client.complete(make_prompt(10**6, 300, VOCAB_SIZE), 4)
-        for prompt in prompts:
-            ask(system, "store after restart", prompt, samples, cached=True)
+        with system.awake():
+            system.restart_engine()
+            system.client.complete(make_prompt(10**6, 300, VOCAB_SIZE), 4)
+            for prompt in prompts:
+                ask(system, "store after restart", prompt, samples, cached=True)
 
 
 def run_pair(peer: str, options: argparse.Namespace, seed: int, samples: Samples) -> None:
@@ -141,6 +147,7 @@ def run_pair(peer: str, options: argparse.Namespace, seed: int, samples: Samples
             time.sleep(SETTLE_S)
             system.forget("device", "host")
             system.client.complete(warm, 4)
+            system.freeze()
         prompts = [make_prompt(seed + index, options.prompt, VOCAB_SIZE) for index in range(options.rounds)]
         for index, prompt in enumerate(prompts):
             print(f"{' and '.join(names)}: round {index + 1} of {options.rounds}", flush=True)

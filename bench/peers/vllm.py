@@ -99,6 +99,8 @@ def mooncake_master() -> tuple[ProcessSpec, int]:
             *(f"--metrics_host={LOOPBACK}", f"--metrics_port={admin}", "--logtostderr"),
             # The connector reads after the default lease ran out when the machine is busy, and then fails the request.
             "--default_kv_lease_ttl=30000",
+            # The bench freezes an engine while others are timed; its segment must outlast that.
+            "--client_ttl=600",
         ),
         env=MASTER_ENV,
         probes=(TcpProbe(rpc),),

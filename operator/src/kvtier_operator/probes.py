@@ -7,11 +7,16 @@ import socket
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from kvtier_operator.resources.processes import HttpProbe, Probe, ProcessSpec
 
 PROBE_TIMEOUT_S = 2.0
+
+_SOCKET_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_CLOSING = frozenset({"04", "05", "06", "07", "09", "0B"})
+"""FIN_WAIT1, FIN_WAIT2, TIME_WAIT, CLOSE, LAST_ACK, CLOSING, as the kernel writes them there."""
 
 
 def waiting_for(probe: Probe) -> str:
@@ -61,13 +66,27 @@ def _where(purpose: str) -> str:
 
 
 def port_is_free(port: int) -> bool:
-    """True when the port can be bound on every interface, as Mooncake does."""
+    """True when nobody listens on the port of any interface, where Mooncake would bind it.
+
+    Connections that a former run left behind do not count. Those of Mooncake's own listeners keep the port from being
+    bound for a minute, even with SO_REUSEADDR; Mooncake then takes another one of its range.
+    """
     with socket.socket() as listener:
-        # Connections of a former run in TIME_WAIT do not stop a listener, so they must not count.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(("", port))
             listener.listen(1)
         except OSError:
-            return False
+            return _only_old_connections(port)
     return True
+
+
+def _only_old_connections(port: int) -> bool:
+    states = {
+        fields[3]
+        for table in _SOCKET_TABLES
+        if table.exists()
+        for fields in map(str.split, table.read_text().splitlines()[1:])
+        if int(fields[1].rpartition(":")[2], 16) == port
+    }
+    return bool(states) and states <= _CLOSING

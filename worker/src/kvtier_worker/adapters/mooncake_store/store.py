@@ -266,7 +266,7 @@ class MooncakeStore:
         Registering again is not passed on. Writes go on trying: after a longer outage it is told by itself.
         """
         if forgotten and not self._memory_forgotten:
-            reason = "it restarted too quickly; stop it for two seconds or restart this engine"
+            reason = "it restarted too quickly; stop it for ten seconds or restart this engine"
             event(_LOG, "the mooncake_client forgot our memory", level=logging.ERROR, reason=reason)
         if forgotten:
             self._caller.count("memory_forgotten")
