@@ -45,9 +45,9 @@ class ObservedObject:
         uid: for preconditions.
         owner_uid: uid of the controlling owner; empty = none. Another one than the cluster's makes the object foreign.
         applied_hash: of the manifest that we applied last (annotation ``kvtier.dev/applied-hash``).
-        drifted: somebody else changed a field that we own since.
+        live: the object as the API server has it, without ``managedFields`` and status; to find drift.
         replicas: wanted ones of a workload; 0 for others.
-        labels: of ours, to find revision, role and lane again.
+        labels: to find component, role, revision and lane again.
         deleting: a deletion timestamp is set.
     """
 
@@ -55,7 +55,7 @@ class ObservedObject:
     uid: str
     owner_uid: str
     applied_hash: str
-    drifted: bool = False
+    live: Mapping[str, Any] = field(default_factory=dict)
     replicas: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
     deleting: bool = False

@@ -31,6 +31,16 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
+class Scale:
+    """Set the replicas of a workload of an older revision, whose template the spec no longer describes."""
+
+    ref: ObjectRef
+    uid: str
+    replicas: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Delete:
     """Delete one object if it still has this uid."""
 
@@ -104,7 +114,7 @@ class Emit:
     warning: bool = False
 
 
-Action = Apply | Delete | DeletePod | LabelPod | SaveLedger | StartDrain | CancelDrain | SetFinalizer | Emit
+Action = Apply | Scale | Delete | DeletePod | LabelPod | SaveLedger | StartDrain | CancelDrain | SetFinalizer | Emit
 
 
 @dataclass(frozen=True, slots=True)
