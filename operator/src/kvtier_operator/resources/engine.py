@@ -1,14 +1,17 @@
-"""An engine as a process: its command is `contract.WorkerSettings`, rendered. Pure."""
+"""An engine: its settings, a `contract.WorkerSettings`, and the process that they run in. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from kvtier_worker.contract import WorkerSettings
 
 from kvtier_operator.api import KVCacheCluster, Role
+from kvtier_operator.observed import Component
 from kvtier_operator.planning.ports import PORTS_PER_STORE_CLIENT, PortBlock
+from kvtier_operator.resources.master import MasterAddress
 from kvtier_operator.resources.processes import LOOPBACK, HttpProbe, ProcessSpec, Programs
 from kvtier_operator.resources.store import data_port_env
 
@@ -17,16 +20,35 @@ STOP_MARGIN_S = 15
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class EnginePlace:
+    """Where one engine runs.
+
+    Attributes:
+        model_dir: the model's folder there, or ``package://…``.
+        ports: its block.
+        api_port: of its HTTP API.
+        api_host: address that the API listens on.
+        store_host: address or name at which storage nodes reach it; never 0.0.0.0.
+    """
+
+    model_dir: str
+    ports: PortBlock
+    api_port: int
+    api_host: str = LOOPBACK
+    store_host: str = LOOPBACK
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class StoreAddresses:
     """Where an engine finds the store.
 
     Attributes:
-        master: host:port.
+        master: how it finds the master.
         shm_client: host:port of a storage node on the engine's machine, for shared memory; empty = TCP.
     """
 
-    master: str
-    shm_client: str
+    master: MasterAddress
+    shm_client: str = ""
 
 
 def engine_ports(role: Role) -> int:
@@ -40,20 +62,21 @@ def engine_name(role: str, index: int) -> str:
 
 
 def engine_settings(
-    cluster: KVCacheCluster, role: Role, index: int, *, model_dir: str, ports: PortBlock, store: StoreAddresses
+    cluster: KVCacheCluster, role: Role, place: EnginePlace, store: StoreAddresses
 ) -> WorkerSettings:
-    """Settings of one engine; ``model_dir`` is the model's folder on the engine's machine."""
+    """Settings of one engine."""
     tiers = role.tiers
     settings = WorkerSettings(
-        model=model_dir,
+        model=place.model_dir,
         model_id=cluster.model.id,
-        host=LOOPBACK,
-        port=role.port + index,
+        host=place.api_host,
+        port=place.api_port,
         max_cache_size=tiers.device_bytes,
         max_memory_utilization=tiers.device_memory_fraction,
         host_blocks_factor=tiers.host_blocks_factor,
         tp_size=role.tensor,
-        master_node_addr=f"{LOOPBACK}:{ports.port(0)}",
+        # The workers of an engine are on one machine, whatever others call it.
+        master_node_addr=f"{LOOPBACK}:{place.ports.port(0)}",
     )
     if tiers.store_enabled:
         settings = dataclasses.replace(
@@ -62,26 +85,38 @@ def engine_settings(
             prefetch_batch_size=tiers.prefetch_batch,
             prefetch_timeout=tiers.prefetch_timeout_ms,
             store_protocol=str(cluster.transport.protocol),
-            store_master_server_address=store.master,
-            store_local_hostname=f"{LOOPBACK}:{ports.port(1)}",
+            store_master_server_address=store.master.url,
+            store_local_hostname=f"{place.store_host}:{place.ports.port(1)}",
             store_shm_client=store.shm_client,
         )
     extra: dict[str, Any] = dict(role.settings)  # names and types were checked when the manifest was parsed
     return dataclasses.replace(settings, **extra)
 
 
+def engine_env(role: Role, ports: PortBlock, master: MasterAddress) -> Mapping[str, str]:
+    """Environment of one engine."""
+    return {**data_port_env(_data_ports(role, ports)), **master.env} if role.tiers.store_enabled else {}
+
+
 def engine_process(
-    role: Role, index: int, settings: WorkerSettings, ports: PortBlock, programs: Programs
+    name: str, role: Role, settings: WorkerSettings, ports: PortBlock, master: MasterAddress, programs: Programs
 ) -> ProcessSpec:
     """One engine with its workers."""
-    data = ports.tail(1 + role.tensor)
+    data = _data_ports(role, ports)
+    url = f"http://{settings.host}:{settings.port}"
     return ProcessSpec(
-        name=engine_name(role.name, index),
+        name=name,
         argv=(*programs.kvtier, "engine", *settings.to_argv()),
-        env=data_port_env(data) if settings.enable_kvcache_store else {},
-        probes=(HttpProbe(f"http://{settings.host}:{settings.port}/ready"),),
+        env=engine_env(role, ports, master),
+        probes=(HttpProbe(f"{url}/ready"),),
         ports={settings.port: "HTTP API", ports.port(0): "rendezvous of the workers"}
         | dict.fromkeys(range(data.start, data.stop), "store data"),
         start_timeout_s=600,
         stop_timeout_s=settings.drain_timeout / 1000 + STOP_MARGIN_S,
+        component=Component.ENGINE,
+        url=url,
     )
+
+
+def _data_ports(role: Role, ports: PortBlock) -> PortBlock:
+    return ports.tail(1 + role.tensor)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kvtier_operator.observed import Component
+
 LOOPBACK = "127.0.0.1"
 
 
@@ -24,7 +26,19 @@ class TcpProbe:
     host: str = LOOPBACK
 
 
-Probe = HttpProbe | TcpProbe
+@dataclass(frozen=True, slots=True)
+class AnyProbe:
+    """Ready when one of several is.
+
+    Attributes:
+        wanted: what is missing meanwhile, as in ``a leader``.
+    """
+
+    probes: tuple[HttpProbe | TcpProbe, ...]
+    wanted: str
+
+
+Probe = HttpProbe | TcpProbe | AnyProbe
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +53,10 @@ class ProcessSpec:
         ports: that it binds, with what each is for; checked before anything starts.
         start_timeout_s: seconds until ready at most.
         stop_timeout_s: seconds between SIGTERM and SIGKILL.
+        component: what it is for.
+        url: of its HTTP port: health, metrics, API.
+        batch: neighbours of the same batch need one another to become ready, so they start together; empty = alone.
+        data_dir: folder that it finds empty at its first start and as it left it at later ones; empty = none.
     """
 
     name: str
@@ -48,6 +66,10 @@ class ProcessSpec:
     ports: Mapping[int, str]
     start_timeout_s: float
     stop_timeout_s: float
+    component: Component | None = None
+    url: str = ""
+    batch: str = ""
+    data_dir: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +79,4 @@ class Programs:
     kvtier: tuple[str, ...] = ("kvtier",)
     mooncake_master: tuple[str, ...] = ("mooncake_master",)
     mooncake_client: tuple[str, ...] = ("mooncake_client",)
+    etcd: tuple[str, ...] = ("etcd",)

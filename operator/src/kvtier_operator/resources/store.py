@@ -1,18 +1,20 @@
-"""A storage node as a process: `kvtier store`, or the wheel's `mooncake_client`. Pure."""
+"""A storage node, `kvtier store` or the wheel's `mooncake_client`: its flags, and as a process. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from kvtier_operator.api import StoreKind, StorePool, Transport
+from kvtier_operator.observed import Component
 from kvtier_operator.planning.ports import PORTS_PER_STORE_CLIENT, PortBlock
-from kvtier_operator.resources.processes import LOOPBACK, HttpProbe, Probe, ProcessSpec, Programs, TcpProbe
+from kvtier_operator.resources.master import MasterAddress
+from kvtier_operator.resources.processes import HttpProbe, Probe, ProcessSpec, Programs, TcpProbe
 
 _LABEL, _HTTP, _SHM, _DATA = range(4)
 STORE_PORTS = _DATA + 2 * PORTS_PER_STORE_CLIENT
 """A node that also serves shared memory holds two clients."""
 
-_MOONCAKE_CLIENT_ENV: Mapping[str, str] = {
+MOONCAKE_CLIENT_ENV: Mapping[str, str] = {
     "GLOG_minloglevel": "1",
     "MC_FORCE_TCP": "1",
     # A frozen peer otherwise hangs a call for 30 s.
@@ -27,9 +29,9 @@ def store_name(pool: str, index: int) -> str:
     return f"store-{pool}-{index}"
 
 
-def shm_address(ports: PortBlock) -> str:
+def shm_address(host: str, ports: PortBlock) -> str:
     """host:port at which engines on the same machine reach a node that offers shared memory."""
-    return f"{LOOPBACK}:{ports.port(_SHM)}"
+    return f"{host}:{ports.port(_SHM)}"
 
 
 def data_port_env(data_ports: PortBlock) -> Mapping[str, str]:
@@ -37,41 +39,72 @@ def data_port_env(data_ports: PortBlock) -> Mapping[str, str]:
     return {"MC_MIN_RPC_PORT": str(data_ports.start), "MC_MAX_RPC_PORT": str(data_ports.stop - 1)}
 
 
-def store_process(
-    index: int, pool: StorePool, transport: Transport, *, master: str, ports: PortBlock, programs: Programs
-) -> ProcessSpec:
-    """One node of a pool; ``master`` is the master's host:port."""
-    http, shm, data = ports.port(_HTTP), ports.port(_SHM), ports.tail(_DATA)
+def store_flags(
+    pool: StorePool, transport: Transport, *, host: str, ports: PortBlock, master: MasterAddress, http_host: str = ""
+) -> tuple[str, ...]:
+    """Flags of one node, of the program that its pool names.
+
+    Args:
+        pool: of the node.
+        transport: of the cluster.
+        host: address or name that engines reach; never 0.0.0.0.
+        ports: its block.
+        master: how it finds the master.
+        http_host: address that health and metrics listen on; empty = the one of ``host``. `kvtier store` only.
+    """
     common = (
-        f"--host={LOOPBACK}:{ports.port(_LABEL)}",
+        f"--host={host}:{ports.port(_LABEL)}",
         f"--global_segment_size={pool.segment_bytes}",
-        f"--master_server_address={master}",
-        f"--http_port={http}",
+        f"--master_server_address={master.url}",
+        f"--http_port={ports.port(_HTTP)}",
     )
-    env = data_port_env(data)
-    probes: tuple[Probe, ...]
+    shm = ports.port(_SHM)
     if pool.kind is StoreKind.KVTIER:
-        argv = (*programs.kvtier, "store", *common, *((f"--shm_port={shm}",) if transport.shared_memory else ()))
-        probes = (HttpProbe(f"http://{LOOPBACK}:{http}/ready"),)
-    else:
-        argv = (
-            *programs.mooncake_client,
-            *common,
-            f"--port={shm}",
-            "--metadata_server=P2PHANDSHAKE",
-            f"--protocol={transport.protocol}",
-            "--enable_http_server=true",
-            "--logtostderr",
-        )
-        env = {**_MOONCAKE_CLIENT_ENV, **env}
-        probes = (HttpProbe(f"http://{LOOPBACK}:{http}/health"), TcpProbe(shm))
+        optional = ((http_host, f"--http_host={http_host}"), (transport.shared_memory, f"--shm_port={shm}"))
+        return (*common, *(text for wanted, text in optional if wanted))
+    return (
+        *common,
+        f"--port={shm}",
+        "--metadata_server=P2PHANDSHAKE",
+        f"--protocol={transport.protocol}",
+        "--enable_http_server=true",
+        "--logtostderr",
+    )
+
+
+def store_env(pool: StorePool, ports: PortBlock, master: MasterAddress) -> Mapping[str, str]:
+    """Environment of one node."""
+    own = {} if pool.kind is StoreKind.KVTIER else MOONCAKE_CLIENT_ENV
+    return {**own, **data_port_env(ports.tail(_DATA)), **master.env}
+
+
+def store_process(
+    name: str,
+    pool: StorePool,
+    transport: Transport,
+    *,
+    host: str,
+    ports: PortBlock,
+    master: MasterAddress,
+    programs: Programs,
+) -> ProcessSpec:
+    """One node of a pool."""
+    http, shm, data = ports.port(_HTTP), ports.port(_SHM), ports.tail(_DATA)
+    program = programs.kvtier + ("store",) if pool.kind is StoreKind.KVTIER else programs.mooncake_client
+    url = f"http://{host}:{http}"
+    probes: tuple[Probe, ...] = (HttpProbe(f"{url}/ready"),)
+    if pool.kind is StoreKind.MOONCAKE_CLIENT:
+        probes = (HttpProbe(f"{url}/health"), TcpProbe(shm, host))
     return ProcessSpec(
-        name=store_name(pool.name, index),
-        argv=argv,
-        env=env,
+        name=name,
+        argv=(*program, *store_flags(pool, transport, host=host, ports=ports, master=master)),
+        env=store_env(pool, ports, master),
         probes=probes,
         ports={http: "health and metrics", shm: "shared-memory clients"}
         | dict.fromkeys(range(data.start, data.stop), "store data"),
         start_timeout_s=60,
         stop_timeout_s=15,
+        component=Component.STORE,
+        url=url,
+        batch=Component.STORE,
     )
