@@ -4,7 +4,15 @@ OperatorError
 ├── SpecError          a KVCacheCluster is invalid; lists every violation
 ├── MachineError       this machine cannot run the cluster now: program missing, port busy, no model; lists all
 ├── ProcessFailed      a process of the cluster ended or never became ready
-└── Interrupted        the user asked to stop while the cluster was starting
+├── Interrupted        the user asked to stop while the cluster was starting
+├── NotLeader          another replica of the operator acts
+├── ForeignObject      an object of somebody else has the name of one of ours
+└── ApiError           the Kubernetes API did not do what it was asked
+    ├── ApiNotFound        there is no such object or kind
+    ├── ApiConflict        the object has changed, or is another one
+    ├── ApiInvalid         the object will never be accepted as it is
+    ├── ApiDenied          our account may not do this
+    └── ApiUnavailable     too busy, or no answer: try again later
 """
 
 from __future__ import annotations
@@ -76,3 +84,52 @@ class ProcessFailed(OperatorError):
 
 class Interrupted(OperatorError):
     """Asked to stop before the cluster was ready."""
+
+
+class NotLeader(OperatorError):
+    """Another replica of the operator acts, or this one may not any more: nothing was written."""
+
+
+class ForeignObject(OperatorError):
+    """An object of somebody else has the name of one of ours. It is left alone."""
+
+
+class ApiError(OperatorError):
+    """The Kubernetes API did not do what it was asked.
+
+    Attributes:
+        status: HTTP status; 0 = no answer.
+        message: in the server's words.
+        retry_after_s: how long the server asks to wait; 0 = it did not say.
+    """
+
+    def __init__(self, what: str, status: int, message: str, retry_after_s: float = 0.0) -> None:
+        self.status = status
+        self.message = message
+        self.retry_after_s = retry_after_s
+        super().__init__(f"{what}: {status or 'no answer'} {message}".strip())
+
+
+class ApiNotFound(ApiError):
+    """There is no such object or kind."""
+
+
+class ApiConflict(ApiError):
+    """The object is not the one that we meant any more: other version, other uid, or fields of somebody else."""
+
+
+class ApiInvalid(ApiError):
+    """The server will not accept this object, however often it is sent."""
+
+    @property
+    def immutable(self) -> bool:
+        """A field changed that may never change, e.g. of a StatefulSet."""
+        return any(words in self.message for words in ("immutable", "updates to statefulset spec"))
+
+
+class ApiDenied(ApiError):
+    """Our account may not do this, or is not known."""
+
+
+class ApiUnavailable(ApiError):
+    """The server has no time, or does not answer: to be tried again later."""
