@@ -11,6 +11,7 @@ from kvtier_worker.contract import WorkerSettings
 from kvtier_operator.api import KVCacheCluster, Role
 from kvtier_operator.observed import Component
 from kvtier_operator.planning.ports import PORTS_PER_STORE_CLIENT, PortBlock
+from kvtier_operator.planning.revision import effective_model_id
 from kvtier_operator.resources.master import MasterAddress
 from kvtier_operator.resources.processes import LOOPBACK, HttpProbe, ProcessSpec, Programs
 from kvtier_operator.resources.store import data_port_env
@@ -68,7 +69,7 @@ def engine_settings(
     tiers = role.tiers
     settings = WorkerSettings(
         model=place.model_dir,
-        model_id=cluster.model.id,
+        model_id=effective_model_id(cluster.model),
         host=place.api_host,
         port=place.api_port,
         max_cache_size=tiers.device_bytes,

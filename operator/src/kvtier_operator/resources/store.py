@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvtier_worker.contract import HostPort
+
 from kvtier_operator.api import StoreKind, StorePool, Transport
 from kvtier_operator.observed import Component
 from kvtier_operator.planning.ports import PORTS_PER_STORE_CLIENT, PortBlock
@@ -40,7 +42,13 @@ def data_port_env(data_ports: PortBlock) -> Mapping[str, str]:
 
 
 def store_flags(
-    pool: StorePool, transport: Transport, *, host: str, ports: PortBlock, master: MasterAddress, http_host: str = ""
+    pool: StorePool,
+    transport: Transport,
+    *,
+    host: str,
+    ports: PortBlock,
+    master: MasterAddress,
+    http: HostPort | None = None,
 ) -> tuple[str, ...]:
     """Flags of one node, of the program that its pool names.
 
@@ -50,18 +58,19 @@ def store_flags(
         host: address or name that engines reach; never 0.0.0.0.
         ports: its block.
         master: how it finds the master.
-        http_host: address that health and metrics listen on; empty = the one of ``host``. `kvtier store` only.
+        http: where health and metrics listen; None = on ``host``, at the block's own port. `mooncake_client` chooses
+            the address itself.
     """
     common = (
         f"--host={host}:{ports.port(_LABEL)}",
         f"--global_segment_size={pool.segment_bytes}",
         f"--master_server_address={master.url}",
-        f"--http_port={ports.port(_HTTP)}",
+        f"--http_port={http.port if http else ports.port(_HTTP)}",
     )
     shm = ports.port(_SHM)
     if pool.kind is StoreKind.KVTIER:
-        optional = ((http_host, f"--http_host={http_host}"), (transport.shared_memory, f"--shm_port={shm}"))
-        return (*common, *(text for wanted, text in optional if wanted))
+        listen = (f"--http_host={http.host}",) if http else ()
+        return (*common, *listen, *((f"--shm_port={shm}",) if transport.shared_memory else ()))
     return (
         *common,
         f"--port={shm}",
