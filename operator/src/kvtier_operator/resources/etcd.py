@@ -51,7 +51,13 @@ def etcd_member(index: int, host: str, ports: PortBlock) -> EtcdMember:
 
 
 def etcd_flags(
-    member: EtcdMember, members: Sequence[EtcdMember], *, data_dir: str, token: str, listen_host: str = ""
+    member: EtcdMember,
+    members: Sequence[EtcdMember],
+    *,
+    data_dir: str,
+    token: str,
+    listen_host: str = "",
+    quota_bytes: int = QUOTA_BYTES,
 ) -> tuple[str, ...]:
     """Flags of one member.
 
@@ -61,6 +67,7 @@ def etcd_flags(
         data_dir: its folder.
         token: tells clusters apart that could reach each other by mistake.
         listen_host: an address, never a name; empty = the member's host, which must be an address then.
+        quota_bytes: size of its database at which it takes no more writes; less than its volume.
     """
     listen = listen_host or member.host
     return (
@@ -76,7 +83,7 @@ def etcd_flags(
         # Every batch of the masters' log overwrites one key: its old versions are of no use to anybody.
         "--auto-compaction-mode=periodic",
         "--auto-compaction-retention=10m",
-        f"--quota-backend-bytes={QUOTA_BYTES}",
+        f"--quota-backend-bytes={quota_bytes}",
     )
 
 
