@@ -1,0 +1,43 @@
+"""Every object that the operator would apply for a manifest, once everything is settled, as YAML. Pure but for YAML."""
+
+from __future__ import annotations
+
+import yaml
+
+from kvtier_operator.api import KVCacheCluster
+from kvtier_operator.errors import SpecError, Violation
+from kvtier_operator.kinds import OPTIONAL_KINDS
+from kvtier_operator.planning.layout import EngineSet, Layout
+from kvtier_operator.planning.ledger import Ledger
+from kvtier_operator.planning.revision import Revision, revision_of
+from kvtier_operator.planning.wants import LANES, allocate_blocks
+from kvtier_operator.resources.objects.children import children
+
+
+def settled_layout(cluster: KVCacheCluster) -> Layout:
+    """All pods that the manifest asks for, engines in their first lane."""
+    managed = cluster.coordination.managed
+    revision = Revision(revision_of(cluster), LANES[0])
+    return Layout(
+        etcd=managed.replicas if managed is not None and cluster.uses_store else 0,
+        masters=cluster.master.replicas if cluster.uses_store else 0,
+        pools={pool.name: pool.replicas for pool in cluster.pools},
+        engines=tuple(EngineSet(role.name, revision, role.replicas) for role in cluster.roles),
+        router=0 if cluster.router is None else cluster.router.replicas,
+    )
+
+
+def render(cluster: KVCacheCluster) -> str:
+    """One YAML document an object, in the order in which they are first made.
+
+    Raises:
+        SpecError: the range of ports is too small for the manifest.
+    """
+    layout = settled_layout(cluster)
+    allocation = allocate_blocks(cluster, layout, Ledger(), frozenset(), now=0.0)
+    if allocation.refused:
+        field, ports = "spec.transport.ports.range", cluster.transport.ports
+        raise SpecError([Violation(field, f"{ports.start}+{ports.size}", f"make it {allocation.missing} ports larger")])
+    made = children(cluster, layout, allocation.blocks, frozenset(kind.name for kind in OPTIONAL_KINDS))
+    documents = [manifest for stage in sorted(made) for manifest in made[stage]]
+    return yaml.safe_dump_all(documents, sort_keys=False, explicit_start=True, width=120)

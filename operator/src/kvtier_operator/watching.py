@@ -1,0 +1,165 @@
+"""Keeps the index true: waits for our definition, runs the informer, compares with lists, starts watches anew. IO."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
+from random import Random
+from typing import TypeVar
+
+from kvtier_operator.cluster import Cluster
+from kvtier_operator.errors import ApiError
+from kvtier_operator.index import ClusterKey, Index, Record
+from kvtier_operator.informer import Informer
+from kvtier_operator.kinds import CHILD_KINDS, CLUSTER_KIND, OPTIONAL_KINDS, POD_KIND, Kind
+from kvtier_operator.log import event
+from kvtier_operator.metrics import OperatorMetrics
+from kvtier_operator.relist import Relist
+
+RELIST_S = 300.0
+_POLL_S = 2.0
+_WARM_POLL_S = 0.2
+_WARM_PATIENCE_S = 20.0
+"""For how long the first lists of the watches may take before missing objects are read one by one."""
+_GRACE_S = 5.0
+"""By how much a list may be ahead of a watch that works."""
+
+_LOG = logging.getLogger(__name__)
+
+_Answer = TypeVar("_Answer")
+
+NO_DEFINITION = "KVCacheCluster is not defined in this cluster: kubectl apply -f crds/"
+
+
+@dataclass(slots=True)
+class Watching:
+    """The watches and what keeps them honest. `run` is a task.
+
+    Args:
+        api: the Kubernetes API.
+        index: is kept true.
+        namespaces: to watch; empty = all.
+        wake: told of every cluster that has to be looked at.
+        optional: told which of the optional kinds exist, whenever that changes.
+        metrics: counts.
+    """
+
+    api: Cluster
+    index: Index
+    namespaces: Collection[str]
+    wake: Callable[[ClusterKey], None]
+    optional: Callable[[frozenset[str]], None]
+    metrics: OperatorMetrics
+    warm: asyncio.Event = field(default_factory=asyncio.Event)
+    waits_for: str = "the Kubernetes API"
+    _kinds: tuple[Kind, ...] = ()
+    _informer: Informer | None = None
+    _chance: Random = field(default_factory=Random)
+
+    def silence_s(self) -> float:
+        """Seconds since the watches last showed a sign of life."""
+        return 0.0 if self._informer is None else self._informer.silence_s()
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        try:
+            await self._until_defined()
+            self._kinds = await self._patiently(self._existing_kinds)
+            self._start()
+            await self._warm_up()
+            while True:
+                await asyncio.sleep(RELIST_S * (0.9 + 0.2 * self._chance.random()))
+                try:
+                    await self._check()
+                except ApiError as error:
+                    event(_LOG, "cannot compare with lists", level=logging.WARNING, error=error)
+        finally:
+            await self._stop()
+
+    async def _until_defined(self) -> None:
+        said = ""
+        while True:
+            try:
+                problem = "" if await self.api.serves(CLUSTER_KIND) else NO_DEFINITION
+            except ApiError as error:
+                problem = str(error)
+            if not problem:
+                return
+            self.waits_for = problem
+            if problem != said:
+                event(_LOG, "waiting", level=logging.WARNING, why=problem)
+                said = problem
+            await asyncio.sleep(_POLL_S)
+
+    async def _existing_kinds(self) -> tuple[Kind, ...]:
+        optional = [kind for kind in OPTIONAL_KINDS if await self.api.serves(kind)]
+        self.optional(frozenset(kind.name for kind in optional))
+        return (CLUSTER_KIND, *CHILD_KINDS, POD_KIND, *optional)
+
+    async def _warm_up(self) -> None:
+        """Until the index has everything that the server had when we began."""
+        self.waits_for = "the first lists"
+        relist = self._relist()
+        stale = await self._patiently(lambda: relist.missing(self._kinds))
+        waited = 0.0
+        while stale and waited < _WARM_PATIENCE_S:
+            await asyncio.sleep(_WARM_POLL_S)
+            waited += _WARM_POLL_S
+            stale = relist.still_missing(stale)
+        await self._patiently(lambda: relist.repair(stale))
+        event(_LOG, "watching", clusters=len(self.index.clusters()), kinds=len(self._kinds))
+        self.waits_for = ""
+        self.warm.set()
+
+    async def _check(self) -> None:
+        relist = self._relist()
+        stale = await relist.missing(self._kinds)
+        if stale:
+            await asyncio.sleep(_GRACE_S)
+            if await relist.repair(stale):
+                await self._restart("they had missed objects")
+        kinds = await self._existing_kinds()
+        if kinds != self._kinds:
+            self._kinds = kinds
+            await self._restart("other kinds exist now")
+
+    async def _patiently(self, call: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        while True:
+            try:
+                return await call()
+            except ApiError as error:
+                self.waits_for = str(error)
+                event(_LOG, "waiting", level=logging.WARNING, why=error)
+                await asyncio.sleep(max(_POLL_S, error.retry_after_s))
+
+    def _relist(self) -> Relist:
+        return Relist(self.api, self.index, self.namespaces, self.wake, self._count_repair)
+
+    def _count_repair(self, kind: str) -> None:
+        self.metrics.strays.labels(kind).inc()
+
+    def _start(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def deliver(record: Record, gone: bool) -> None:
+            loop.call_soon_threadsafe(self._take, record, gone)
+
+        self._informer = Informer(self._kinds, self.namespaces, deliver, self.metrics.informer_restarts.inc)
+        self._informer.start()
+
+    def _take(self, record: Record, gone: bool) -> None:
+        woken = self.index.remove(record.home.namespace, record.ref, record.uid) if gone else self.index.put(record)
+        for key in woken:
+            self.wake(key)
+
+    async def _restart(self, why: str) -> None:
+        event(_LOG, "watches started anew", level=logging.WARNING, why=why)
+        self.metrics.informer_restarts.inc()
+        await self._stop()
+        self._start()
+
+    async def _stop(self) -> None:
+        if self._informer is not None:
+            await asyncio.shield(asyncio.to_thread(self._informer.stop))
