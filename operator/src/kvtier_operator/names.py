@@ -61,9 +61,19 @@ def pod_name(workload: str, slot: int) -> str:
     return f"{workload}-{slot}"
 
 
-def pod_host(workload: str, slot: int, service: str, namespace: str) -> str:
+def pod_host(pod: str, service: str, namespace: str) -> str:
     """Name at which others reach a StatefulSet's pod, through every restart.
 
     The cluster's domain is left out, since it differs; every pod's resolver adds it.
     """
-    return f"{pod_name(workload, slot)}.{service}.{namespace}.svc"
+    return f"{pod}.{service}.{namespace}.svc"
+
+
+def network_policy(cluster: str, component: str) -> str:
+    """NetworkPolicy of a component's pods."""
+    return f"{cluster}-{component}"
+
+
+def monitor(cluster: str) -> str:
+    """ServiceMonitor and PrometheusRule."""
+    return cluster
