@@ -22,7 +22,7 @@ class RolloutProgress:
         units_done: units of the target that are ready.
         units: units that the target will have.
         approval_wanted: it waits for the annotation ``kvtier.dev/approve=TARGET``.
-        halted: why it stopped, with the name of the failed pod; it goes on with the next change of the spec. Empty = not.
+        halted: why it stopped, with the name of the failed pod; the next change of the spec ends that. Empty = not.
         abandoned: revision in between that has to leave before the target can start; empty = none.
     """
 

@@ -1,0 +1,52 @@
+"""What a plan reads back from the status of the last pass, because nothing in the cluster shows it any more. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from kvtier_operator.observed import Observed
+
+
+def last_leader(observed: Observed) -> str:
+    """Pod of the master that led at the last pass; empty = none did."""
+    return str((observed.status.get("leader") or {}).get("pod") or "")
+
+
+def last_revision(observed: Observed) -> str:
+    """Revision that served at the last pass; empty = none did."""
+    return str((observed.status.get("revisions") or {}).get("current") or "")
+
+
+def was_true(observed: Observed, condition: str) -> bool:
+    """True if a condition held at the last pass."""
+    return _condition(observed, condition).get("status") == "True"
+
+
+def was_false(observed: Observed, condition: str) -> bool:
+    """True if a condition did not hold at the last pass."""
+    return _condition(observed, condition).get("status") == "False"
+
+
+def was_halted(observed: Observed, generation: int) -> bool:
+    """True if a rollout of this very spec has been halted: it stays so until the spec changes."""
+    found = _condition(observed, "RolloutHalted")
+    return found.get("status") == "True" and found.get("observedGeneration") == generation
+
+
+def seconds_without_leader(observed: Observed) -> float:
+    """For how long no master has led, as far as the status knows."""
+    found = _condition(observed, "MasterLeaderElected")
+    if found.get("status") != "False":
+        return 0.0
+    try:
+        since = datetime.fromisoformat(str(found.get("lastTransitionTime"))).timestamp()
+    except ValueError:
+        return 0.0
+    return max(0.0, observed.now - since)
+
+
+def _condition(observed: Observed, name: str) -> Mapping[str, Any]:
+    conditions = observed.status.get("conditions") or ()
+    return next((item for item in conditions if item.get("type") == name), {})
