@@ -41,7 +41,7 @@ class Allocation:
 
 
 def allocate(
-    ledger: Ledger, ports: PortRange, cluster: str, wants: Sequence[Want], live: frozenset[BlockKey], now: float
+    ledger: Ledger, ports: PortRange, cluster: str, wants: Sequence[Want], *, live: frozenset[BlockKey], now: float
 ) -> Allocation:
     """Bring the blocks of one cluster in line with what it wants: all of it, or nothing new at all.
 
@@ -58,7 +58,7 @@ def allocate(
     """
     assert len({want.key for want in wants}) == len(wants), "an owner wants two blocks"
     wanted = {want.key: want for want in wants}
-    settled = _settle(ledger, ports, cluster, wanted, live, now)
+    settled = _settle(ledger, ports, cluster, wanted, live=live, now=now)
     blocks = {
         key: entry.block
         for key, entry in settled.entries.items()
@@ -118,7 +118,7 @@ def release_absent(ledger: Ledger, present: frozenset[str], now: float) -> Ledge
         now: seconds since the epoch.
     """
     for cluster in sorted(ledger.clusters - present):
-        settled = _settle(ledger, PortRange(0, 0), cluster, {}, frozenset(), now)
+        settled = _settle(ledger, PortRange(0, 0), cluster, {}, live=frozenset(), now=now)
         ledger = _unless_equal(ledger, settled)
     return ledger
 
@@ -128,6 +128,7 @@ def _settle(
     ports: PortRange,
     cluster: str,
     wanted: Mapping[BlockKey, Want],
+    *,
     live: frozenset[BlockKey],
     now: float,
 ) -> Ledger:

@@ -24,7 +24,7 @@ QUARANTINE_S = 60.0
 
 
 def owner(namespace: str, name: str, uid: str) -> str:
-    """A cluster in ledgers: one of the same name that is made later is another one. Without uid, in a file, the name."""
+    """A cluster in ledgers: one made later under the same name is another one. Without uid, in a file, the name."""
     return f"{namespace}.{name}.{uid}" if uid else name
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 from kvtier_operator.errors import LedgerError
@@ -132,6 +133,6 @@ def _valid(block: PortBlock) -> bool:
 
 def _overlaps(ledger: Ledger) -> Iterator[str]:
     claims = sorted(ledger.claims(), key=lambda claim: (claim[0].start, claim[0].stop))
-    for (block, key), (other, holder) in zip(claims, claims[1:], strict=False):
+    for (block, key), (other, holder) in pairwise(claims):
         if block.meets(other):
             yield f"ledger data[{holder.cluster!r}].{holder} = {other}: meets {key} of {key.cluster}, which has {block}"
