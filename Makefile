@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 PYTHON := .venv/bin/python
 
-.PHONY: help setup demo test test-fast check format bench clean
+.PHONY: help setup demo test test-fast check format bench cluster cluster-down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -14,7 +14,7 @@ demo: setup ## The three tiers on a real model; KEEP=1 leaves it serving
 	@$(PYTHON) -m kvtier_operator.demo $(if $(filter-out 0,$(KEEP)),--keep)
 
 test: setup ## Checks and all tests; prints what was skipped and why
-	@$(PYTHON) scripts/run_tests.py --check unit sim conformance integration mutation gpu
+	@$(PYTHON) scripts/run_tests.py --check unit sim conformance integration apiserver mutation gpu
 
 test-fast: setup ## Unit tests and simulations: under a minute
 	@$(PYTHON) scripts/run_tests.py unit sim
@@ -27,6 +27,12 @@ format: setup ## Let the formatter and the safe lint fixes rewrite the code
 
 bench: setup ## Benchmarks, against the peers too; writes bench/results and bench/RESULTS.md
 	@$(PYTHON) bench/run.py $(BENCH)
+
+cluster: setup ## A Kubernetes control plane on this machine to try the operator; NODES=0 leaves pods pending
+	@$(PYTHON) scripts/cluster.py up $(if $(NODES),--nodes $(NODES))
+
+cluster-down: ## End it and forget what was in it
+	@$(PYTHON) scripts/cluster.py down
 
 clean: ## Remove environments, caches and what the demo left
 	rm -rf .venv .venv-vllm .demo .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache bench/.work
