@@ -29,12 +29,14 @@ _OWN_FLAGS = frozenset({"host", "port"})
 
 
 def store_objects(places: Places, replicas: Mapping[str, int]) -> Iterator[tuple[Stage, Manifest]]:
-    """Objects of all pools.
+    """Objects of all pools; none if no role uses the store.
 
     Args:
         places: of the cluster.
         replicas: pods that run now, by pool.
     """
+    if not places.cluster.uses_store:
+        return
     for pool in places.cluster.pools:
         yield from _PoolBuilder(places, pool).objects(replicas.get(pool.name, 0))
 
