@@ -22,6 +22,7 @@ run types "$bin/mypy" --no-error-summary
 run imports "$bin/lint-imports" --no-logo
 run flags "$bin/python" scripts/render_flags.py --check
 run metrics "$bin/python" scripts/render_metrics.py --check
+run crd "$bin/python" scripts/render_crd.py --check
 if [ ${#failed[@]} -gt 0 ]; then
   echo "check: failed: ${failed[*]}" >&2
   exit 1

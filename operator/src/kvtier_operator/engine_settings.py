@@ -1,16 +1,17 @@
 """Reads `roles[].settings`: flags of `kvtier engine` that no other field decides. Pure; called by `api`.
 
-Names, types and defaults are those of `contract.WorkerSettings`, so that a new flag of the engine needs no change here.
+Names, types, ranges and defaults are those of `contract.WorkerSettings`: a new flag of the engine needs no change here.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import math
 from collections.abc import Mapping
 
-from kvtier_worker.contract import WorkerSettings
+from kvtier_worker.contract import Flag, WorkerSettings, flags_of
 
 from kvtier_operator.reading import Reader, nearest
+from kvtier_operator.units import parse_decimal
 
 Setting = str | int | float | bool
 
@@ -40,50 +41,50 @@ OWNED: Mapping[str, str] = {
 """Flags that other fields decide, and which."""
 
 
+FREE: Mapping[str, Flag] = {name: flag for name, flag in flags_of(WorkerSettings).items() if name not in OWNED}
+"""Flags that a role may set."""
+
+
 def read_settings(role: Reader) -> Mapping[str, Setting]:
     """Settings of one role, by the engine's flag name.
 
     Args:
         role: reader of the role; gets the violations.
     """
-    values = role.values("settings")
-    section = Reader(values, role.path("settings"), role.violations)
-    defaults = {field.name: getattr(WorkerSettings(), field.name) for field in dataclasses.fields(WorkerSettings)}
-    free = tuple(name for name in defaults if name not in OWNED)
     settings: dict[str, Setting] = {}
-    for name, value in values.items():
+    for name, value in role.values("settings").items():
         if name in OWNED:
-            section.reject(name, f"not set here; use {OWNED[name]}")
-        elif name not in free:
-            section.reject(name, nearest(str(name), free))
+            role.reject_key("settings", name, f"not set here; use {OWNED[name]}")
+        elif name not in FREE:
+            role.reject_key("settings", name, nearest(str(name), tuple(FREE)))
         else:
-            typed = _typed(value, defaults[name])
-            if typed is None:
-                section.reject(name, f"write {_described(defaults[name])}")
+            typed = _typed(value, FREE[name])
+            if typed is None or not _allowed(typed, FREE[name]):
+                role.reject_key("settings", name, f"write {_described(FREE[name])}")
             else:
                 settings[name] = typed
     return settings
 
 
-def _typed(value: object, default: Setting) -> Setting | None:
-    """The value in the type of the flag's default; None when it has another one."""
-    if isinstance(default, bool):
-        return value if isinstance(value, bool) else None
-    if isinstance(default, int):
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
-    if isinstance(default, str):
-        return value if isinstance(value, str) else None
-    try:
-        return float(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else None
-    except ValueError:
-        return None
+def _typed(value: object, flag: Flag) -> Setting | None:
+    """The value in the type of the flag; None when it has another one."""
+    if flag.kind is float:
+        return parse_decimal(value)
+    if isinstance(value, (bool, int, str)) and type(value) is flag.kind:
+        return value
+    return None
 
 
-def _described(default: Setting) -> str:
-    if isinstance(default, bool):
+def _allowed(value: Setting, flag: Flag) -> bool:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return flag.minimum <= value <= flag.maximum
+    return not flag.choices or value in flag.choices
+
+
+def _described(flag: Flag) -> str:
+    if flag.kind is bool:
         return "true or false"
-    if isinstance(default, int):
-        return "a whole number"
-    if isinstance(default, str):
-        return "a string, in quotes if it looks like a number"
-    return 'a number in quotes, as in "2.5" (the API has no floats)'
+    if flag.kind is str:
+        return " or ".join(flag.choices) or "a string, in quotes if it looks like a number"
+    kind = "a whole number" if flag.kind is int else 'a number in quotes, as in "2.5" (the API has no floats)'
+    return f"{kind}, {flag.range_hint}" if math.isfinite(flag.minimum) and flag.range_hint else kind

@@ -90,8 +90,8 @@ def test_all_violations_are_reported_at_once_with_path_value_and_fix() -> None:
             "roles": [
                 {
                     "name": "store-x",
-                    "type": "Prefill",
-                    "replicas": 0,
+                    "type": "Mixed",
+                    "replicas": -1,
                     "parallelism": {"tensor": "2"},
                     "port": 20001,
                     "tiers": {
@@ -148,6 +148,7 @@ def test_all_violations_are_reported_at_once_with_path_value_and_fix() -> None:
     [
         ("spec.roles", [], "spec.roles"),
         ("spec.roles", "engine", "spec.roles"),
+        ("spec.roles", [{"name": f"r{number}", "port": 8010 + number} for number in range(7)], "spec.roles"),
         ("spec.roles.0", "engine", "spec.roles[0]"),
         ("spec.model", None, "spec.model.source.uri"),
         ("spec.model.identity", None, "spec.model.identity.id"),

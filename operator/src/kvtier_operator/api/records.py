@@ -91,6 +91,14 @@ class RolloutPolicy(StrEnum):
     """It waits for the annotation ``kvtier.dev/approve=REVISION``."""
 
 
+class PullPolicy(StrEnum):
+    """When a node fetches an image."""
+
+    ALWAYS = "Always"
+    IF_NOT_PRESENT = "IfNotPresent"
+    NEVER = "Never"
+
+
 class NamespacePolicy(StrEnum):
     """How the namespace of store keys (`--model_id`) follows the model's identity."""
 
