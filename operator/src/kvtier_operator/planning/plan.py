@@ -94,7 +94,7 @@ def _decide(cluster: KVCacheCluster, observed: Observed, builders: Builders) -> 
     if allocation.refused:
         engines = plan_engines(cluster, observed, target, hold or _refusal(allocation))
         now, _ = layouts(cluster, masters, stores, engines)
-    rendering = render(cluster, observed, builders.children, engines, now=now, widest=widest, allocation=allocation)
+    rendering = render(cluster, observed, builders.children, engines, now=now, allocation=allocation)
     kept = upkeep(cluster, observed, rendering.children, missing, creating=not allocation.refused)
     leftovers = clear_leftovers(cluster, observed, rendering.wanted, engines, settled=not kept.applies)
     return _Decisions(masters, stores, engines, rendering, kept, leftovers, quorum)

@@ -102,10 +102,9 @@ def render(
     engines: EnginesPlan,
     *,
     now: Layout,
-    widest: Layout,
     allocation: Allocation,
 ) -> Rendering:
-    """Children for the layout of now, with the slot settings of the widest.
+    """Children for the layout of now, with the ports of the widest, so that slots have settings before they have pods.
 
     Args:
         cluster: the owner.
@@ -113,20 +112,17 @@ def render(
         build: the builders.
         engines: whether the target revision may be made.
         now: pods at this moment.
-        widest: pods that may come.
         allocation: of the widest layout; refused = only what exists is rendered, with the blocks that it has.
     """
     ledger, blocks = allocation.ledger, allocation.blocks
     if allocation.refused:
-        now = widest = as_it_is(cluster, observed, now)
+        now = as_it_is(cluster, observed, now)
         held = allocate_blocks(cluster, now, ledger, live_keys(cluster, now, observed), observed.now)
         if held.refused:
             # Not even what exists has its ports: leave everything as it stands.
             return Rendering({}, frozenset(observed.objects), ledger, allocation)
         ledger, blocks = held.ledger, held.blocks
     children = build(cluster, now, blocks, observed.optional_kinds)
-    if widest != now:
-        children = _with_settings_of(build(cluster, widest, blocks, observed.optional_kinds), children)
     wanted = frozenset(reference(item) for items in children.values() for item in items)
     if not engines.rendered:
         children = {stage: _without(engines.revision.name, items) for stage, items in children.items()}
@@ -135,11 +131,6 @@ def render(
 
 def _engine_set(cluster: KVCacheCluster, one: EngineSet) -> str:
     return names.engine_set(cluster.name, one.role, one.revision.name)
-
-
-def _with_settings_of(widest: Children, children: Children) -> Children:
-    settings = {reference(item): item for items in widest.values() for item in items if item["kind"] == "ConfigMap"}
-    return {stage: tuple(settings.get(reference(item), item) for item in items) for stage, items in children.items()}
 
 
 def _without(revision: str, manifests: tuple[Manifest, ...]) -> tuple[Manifest, ...]:
