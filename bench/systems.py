@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "bench" / ".work"
 MODEL_ID = "smollm2"
 BLOCK_SIZE = 128
+DEVICE_BYTES = 1 << 30
+HOST_BLOCKS_FACTOR = 1.5
 PEERS = ("vllm", "vllm+mooncake", "vllm+mooncake-standalone", "vllm+lmcache")
 OURS = ("ours-shm", "ours-tcp", "ours-off")
 
@@ -126,7 +128,7 @@ def _ours(name: str, model: Path, threads: int, say: Callable[[str], None]) -> S
 
 def manifest_of(name: str, model: Path, threads: int, port: int, start: int) -> dict[str, object]:
     """The `KVCacheCluster` of one of `OURS`."""
-    tiers: dict[str, object] = {"device": {"size": "1Gi"}}
+    tiers: dict[str, object] = {"device": {"size": str(DEVICE_BYTES)}}
     spec: dict[str, object] = {
         "transport": {
             "protocol": "tcp",
@@ -137,7 +139,7 @@ def manifest_of(name: str, model: Path, threads: int, port: int, start: int) -> 
     }
     if name != "ours-off":
         spec["store"] = {"pools": [{"name": "dram", "segmentSize": "2Gi"}]}
-        tiers |= {"host": {"blocksFactor": "1.5"}, "store": {"enabled": True}}
+        tiers |= {"host": {"blocksFactor": str(HOST_BLOCKS_FACTOR)}, "store": {"enabled": True}}
     settings = {"block_size": BLOCK_SIZE, "dtype": "float32", "cpu_threads": threads, "max_model_len": 8192}
     spec["roles"] = [{"name": "engine", "type": "Fused", "port": port, "tiers": tiers, "settings": settings}]
     return {

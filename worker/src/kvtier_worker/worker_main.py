@@ -43,7 +43,7 @@ from kvtier_worker.engine.worker_runtime import RuntimeOptions, WorkerRuntime
 from kvtier_worker.engine.worker_start import WorkerStart, decode_start
 from kvtier_worker.errors import ConfigError
 from kvtier_worker.log import configure_logging, event
-from kvtier_worker.machine.memory import PageMemory, allocate_pages, physical_memory_bytes
+from kvtier_worker.machine.memory import PageMemory, Span, allocate_pages, physical_memory_bytes, populate
 from kvtier_worker.model.config import ModelConfig
 from kvtier_worker.model.factory import (
     build_runner,
@@ -122,7 +122,8 @@ def _serve(start: WorkerStart, link: ZmqWorkerLink) -> int:
     store = _connect_store(settings, rank, progress)
     progress(f"allocating {sizes.num_device_blocks} device blocks and {sizes.num_host_slots} host slots")
     cache = TorchDeviceCache(layout, sizes.num_device_blocks, device)
-    transfer = _build_transfer(settings, rank, sizes, device, store)
+    memory: _LockedMemory | _StoreMemory = _LockedMemory() if store is None else _StoreMemory(store)
+    transfer = _build_transfer(settings, rank, sizes, device, store, memory=memory)
     transfer.register_cache(cache)
     transfer.finalize_registration()
     runner = build_runner(decoder, layout, cache.tensor(BlockType.KV))
@@ -131,6 +132,9 @@ def _serve(start: WorkerStart, link: ZmqWorkerLink) -> int:
         RuntimeOptions(rank, _fatality(settings), _resident_bytes), link=link, model=runner, transfer=transfer
     )
     link.send(_ready(rank, config, layout, sizes))
+    if device.type == "cpu":
+        spans = [*cache.spans(), *memory.spans]
+        threading.Thread(target=populate, args=(spans,), name="populate", daemon=True).start()
     event(log, "ready", device=device, device_blocks=sizes.num_device_blocks, host_slots=sizes.num_host_slots)
     return EXIT_FAILED if runtime.run() else 0
 
@@ -176,7 +180,13 @@ def _connect_store(settings: WorkerSettings, rank: int, progress: Callable[[str]
 
 
 def _build_transfer(
-    settings: WorkerSettings, rank: int, sizes: Sizes, device: torch.device, store: KVCacheStore | None
+    settings: WorkerSettings,
+    rank: int,
+    sizes: Sizes,
+    device: torch.device,
+    store: KVCacheStore | None,
+    *,
+    memory: ArenaMemory,
 ) -> HierarchyKVCacheTransfer:
     def copy_engine(arena: HostArena, caches: Sequence[DeviceCache]) -> CopyEngine:
         if device.type == "cpu":
@@ -192,7 +202,6 @@ def _build_transfer(
         layer_copies=settings.layers_wise_copy_batchs,
         verify=settings.enable_store_integrity,
     )
-    memory: ArenaMemory = _LockedMemory() if store is None else _StoreMemory(store)
     return HierarchyKVCacheTransfer(options, copy_engine=copy_engine, memory=memory, store=store)
 
 
@@ -201,6 +210,8 @@ class _LockedMemory:
     """Arena memory of this process, locked if the limit allows. See `ArenaMemory`."""
 
     pages: PageMemory | None = None
+    spans: tuple[Span, ...] = ()
+    """None: its pages are resident from the start."""
 
     def allocate(self, nbytes: int) -> int:
         """See `ArenaMemory`."""
@@ -219,15 +230,18 @@ class _LockedMemory:
         self.pages = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _StoreMemory:
     """Arena memory that the store owns and frees when it is closed. See `ArenaMemory`."""
 
     store: KVCacheStore
+    spans: tuple[Span, ...] = ()
 
     def allocate(self, nbytes: int) -> int:
         """See `ArenaMemory`."""
-        return self.store.allocate(nbytes)
+        address = self.store.allocate(nbytes)
+        self.spans = (Span(address, nbytes),)
+        return address
 
     def free(self) -> None:
         """See `ArenaMemory`."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import json
+import mmap
 import os
+import threading
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +18,7 @@ from kvtier_worker.errors import StoreUnavailable
 from kvtier_worker.machine.facts import collect
 from kvtier_worker.machine.findings import Facts, Finding, Level, judge
 from kvtier_worker.machine.libraries import install_line, missing_libraries
-from kvtier_worker.machine.memory import allocate_pages, physical_memory_bytes
+from kvtier_worker.machine.memory import Span, allocate_pages, physical_memory_bytes, populate
 from kvtier_worker.machine.ports import answers, hold_port, is_unspecified, port_holder
 from kvtier_worker.machine.ranges import MemoryRanges
 from kvtier_worker.machine.rdma import RdmaPort
@@ -191,3 +194,22 @@ def test_unspecified_addresses_are_known(host: str, *, expected: bool) -> None:
 def test_missing_libraries_are_found_by_loading_them() -> None:
     assert missing_libraries(("libc.so.6", "libnothing.so.9")) == ("libnothing.so.9",)
     assert install_line(["libibverbs.so.1", "libcurl.so.4"]).endswith("libibverbs1 libcurl4")
+
+
+def test_populating_makes_pages_resident_and_changes_no_byte() -> None:
+    nbytes = 8 << 20
+    memory = mmap.mmap(-1, nbytes)
+    view = ctypes.c_char.from_buffer(memory)
+    memory[5000:5004] = b"kept"
+    before = resident_bytes()
+    populated = threading.Thread(target=populate, args=([Span(ctypes.addressof(view) + 100, nbytes - 100)],))
+    populated.start()
+    populated.join()
+    assert memory[5000:5004] == b"kept"
+    assert memory[nbytes - 1] == 0
+    assert resident_bytes() - before > nbytes * 0.9
+    del view
+
+
+def resident_bytes() -> int:
+    return psutil.Process().memory_info().rss

@@ -158,3 +158,24 @@ def test_generation_config_decides_on_the_end_of_sequence(tmp_path: Path, tiny_r
     assert (config.eos_token_ids, config.checkpoint_dtype) == ((2,), DType.BFLOAT16)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
     assert load_config(tmp_path).eos_token_ids == (7, 8)
+
+
+def test_values_of_a_wrong_type_are_named_together_instead_of_crashing(tiny_raw: dict[str, Any]) -> None:
+    raw = tiny_raw | {
+        "eos_token_id": "x",
+        "head_dim": "64",
+        "rms_norm_eps": None,
+        "rope_theta": [1],
+        "rope_scaling": {"rope_type": "yarn", "factor": "4"},
+        "architectures": "LlamaForCausalLM",
+    }
+    found = violations_of(raw)
+    named = ("head_dim", "rope_theta", "rope_scaling factor", "architectures", "eos_token_id")
+    assert len(found) == len(named)
+    for name in named:
+        assert any(f"config.json: {name} is " in violation for violation in found), (name, found)
+
+
+@pytest.mark.parametrize("ids", [2, [1, 2], None])
+def test_one_many_or_no_end_tokens_are_fine(tiny_raw: dict[str, Any], ids: object) -> None:
+    assert parse_config(tiny_raw | {"eos_token_id": ids}).family.name == "llama"

@@ -14,6 +14,7 @@ import torch
 from kvtier_worker.core.ids import BlockType, DType
 from kvtier_worker.core.layout import DomainLayout, ObjectLayout
 from kvtier_worker.errors import ConfigError
+from kvtier_worker.machine.memory import Span
 
 TORCH_DTYPES = {
     DType.UINT8: torch.uint8,
@@ -26,7 +27,7 @@ TORCH_DTYPES = {
 
 
 class TorchDeviceCache:
-    """The blocks of one cache domain on one device. Zeroed; on CPU memory becomes resident as it is used.
+    """The blocks of one cache domain on one device. Zeroed; on CPU memory becomes resident as it is used, or populated.
 
     Args:
         layout: of one block.
@@ -62,6 +63,16 @@ class TorchDeviceCache:
     def address(self, block_type: BlockType) -> int:
         """Address of `flat`; for a CPU cache an address of this process."""
         return self._flat[block_type].data_ptr()
+
+    def spans(self) -> tuple[Span, ...]:
+        """Each tensor of each layer of a CPU cache, block 0 first."""
+        found: list[Span] = []
+        for block_type, objects in self._layout.objects.items():
+            start = self.address(block_type)
+            for tensor in objects.tensors * objects.num_layers:
+                found.append(Span(start, tensor.nbytes * self._num_blocks))
+                start += tensor.nbytes * self._num_blocks
+        return tuple(found)
 
     def tensor(self, block_type: BlockType = BlockType.KV) -> torch.Tensor:
         """``[layers, tensors, blocks, *shape of one block]``, for a type whose tensors are all alike.

@@ -15,6 +15,7 @@ from typing import Any
 from kvtier_worker.core.ids import DType
 from kvtier_worker.errors import ConfigError
 from kvtier_worker.model import llama, mistral, qwen2, qwen3
+from kvtier_worker.model.config_types import wrong_types
 from kvtier_worker.model.family import Family
 from kvtier_worker.model.rope_config import RopeConfig, RopeKind, parse_rope
 
@@ -106,8 +107,10 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
     Raises:
         ConfigError: with every violation.
     """
+    violations = [*wrong_types(raw, generation or {})]
+    if violations:
+        raise ConfigError(violations)
     family = _find_family(raw)
-    violations: list[str] = []
     numbers = _positive_numbers(raw, violations)
     if quantisation := raw.get("quantization_config"):
         method = quantisation.get("quant_method", "unknown") if isinstance(quantisation, Mapping) else quantisation
