@@ -194,13 +194,14 @@ class ObjectList(Field):
 
 
 def walk(described: Object, path: str = "") -> Iterator[tuple[str, Field]]:
-    """Every field below an object with its path, as in ``roles[].name``, in the order of the description."""
+    """Every field and list item below an object with its path, as in ``roles[].name``, in the order of description."""
     for name, child in described.fields.items():
         at = f"{path}.{name}" if path else name
         yield at, child
         if isinstance(child, Object):
             yield from walk(child, at)
         if isinstance(child, (ObjectList, FreeList)):
+            yield f"{at}[]", child.item
             yield from walk(child.item, f"{at}[]")
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvtier_operator.api.records import Dialect, Durability, KVCacheCluster, RoleType
+from kvtier_operator.api.choices import (
+    Dialect,
+    Durability,
+    RoleType,
+)
+from kvtier_operator.api.records import (
+    KVCacheCluster,
+)
 from kvtier_operator.api.schema.limits import (
     FIRST_NODE_PORT,
     LAST_NODE_PORT,

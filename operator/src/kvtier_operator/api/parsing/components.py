@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from kvtier_operator.api.choices import (
+    DrainMode,
+    DrainTimeout,
+    Durability,
+    StoreKind,
+)
 from kvtier_operator.api.parsing.pods import read_pod
 from kvtier_operator.api.records import (
     Coordination,
     Drain,
-    DrainMode,
-    DrainTimeout,
-    Durability,
     ManagedEtcd,
     Master,
     Router,
-    StoreKind,
     StorePool,
 )
 from kvtier_operator.api.schema.limits import LAST_PORT

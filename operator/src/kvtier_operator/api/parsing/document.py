@@ -6,6 +6,11 @@ import re
 from typing import Any
 
 from kvtier_operator.api import cross_rules
+from kvtier_operator.api.choices import (
+    Dialect,
+    NamespacePolicy,
+    Protocol,
+)
 from kvtier_operator.api.parsing.components import read_coordination, read_master, read_pools, read_router
 from kvtier_operator.api.parsing.engines import read_role
 from kvtier_operator.api.parsing.policies import (
@@ -19,13 +24,10 @@ from kvtier_operator.api.records import (
     API_VERSION,
     KIND,
     PACKAGED_MODEL_URI,
-    Dialect,
     KVCacheCluster,
     Metadata,
     Model,
-    NamespacePolicy,
     PortRange,
-    Protocol,
     Transport,
 )
 from kvtier_operator.api.schema.limits import LAST_PORT

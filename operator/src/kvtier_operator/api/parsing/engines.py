@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from kvtier_operator.api.choices import (
+    RoleType,
+)
 from kvtier_operator.api.parsing.pods import read_pod
-from kvtier_operator.api.records import Role, RoleType, Tiers
+from kvtier_operator.api.records import (
+    Role,
+    Tiers,
+)
 from kvtier_operator.api.schema.engines import TAKEN_FIX
 from kvtier_operator.api.schema.limits import TAKEN_ROLE_NAMES
 from kvtier_operator.engine_settings import read_settings

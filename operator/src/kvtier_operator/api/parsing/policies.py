@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from kvtier_operator.api.records import (
+from kvtier_operator.api.choices import (
     DeletionPolicy,
-    Images,
     Monitoring,
+    PullPolicy,
+    RolloutPolicy,
+)
+from kvtier_operator.api.pods import (
+    Images,
+)
+from kvtier_operator.api.records import (
     NetworkPolicies,
     Observability,
-    PullPolicy,
     Rollout,
-    RolloutPolicy,
 )
 from kvtier_operator.reading import Reader
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from kvtier_worker.contract import WorkerSettings
 
-from kvtier_operator.api.records import RoleType
+from kvtier_operator.api.choices import (
+    RoleType,
+)
 from kvtier_operator.api.schema.limits import FIRST_PORT, LAST_PORT, MAX_ROLES, TAKEN_ROLE_NAMES
 from kvtier_operator.api.schema.pod import POD
 from kvtier_operator.fields import (
@@ -34,7 +36,7 @@ _DEVICE = Object(
         "size": Bytes(text="Bytes of the device cache of each worker. Default: from memoryFraction."),
         "memoryFraction": Decimal(
             text="Fraction of the device's memory for weights and cache together, above 0 and at most 1. Not beside "
-            "size.",
+            f"size. Default: {_FLAGS.max_memory_utilization:g} without size.",
             default=format(_FLAGS.max_memory_utilization, "g"),
             persisted=False,
         ),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from kvtier_operator.api.records import (
-    DEFAULT_ETCD_IMAGE,
-    DEFAULT_IMAGE,
+from kvtier_operator.api.choices import (
     DeletionPolicy,
     Monitoring,
     PullPolicy,
     RolloutPolicy,
+)
+from kvtier_operator.api.pods import (
+    DEFAULT_ETCD_IMAGE,
+    DEFAULT_IMAGE,
 )
 from kvtier_operator.fields import NAME_ADVICE, Boolean, Choice, Integer, Object, ObjectList, Text, TextMap
 
