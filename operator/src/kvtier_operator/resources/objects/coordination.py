@@ -14,7 +14,6 @@ from kvtier_operator.api import ManagedEtcd
 from kvtier_operator.observed import Component, Manifest
 from kvtier_operator.planning.layout import Stage
 from kvtier_operator.planning.ports import EtcdPort
-from kvtier_operator.planning.wants import ALL_PODS
 from kvtier_operator.resources.etcd import QUOTA_BYTES, EtcdMember, etcd_flags
 from kvtier_operator.resources.objects.containers import Container, Probe, Probes, mount
 from kvtier_operator.resources.objects.manifests import selector
@@ -36,14 +35,14 @@ _PROBES = Probes(
 
 
 def etcd_objects(places: Places, replicas: int) -> Iterator[tuple[Stage, Manifest]]:
-    """Objects of the managed etcd; none if the manifest has no such.
+    """Objects of the managed etcd; none if the manifest has no such, or nothing for it to do.
 
     Args:
         places: of the cluster.
         replicas: pods that run now; what the members know of one another follows the manifest instead.
     """
     cluster, managed = places.cluster, places.cluster.coordination.managed
-    if managed is None:
+    if managed is None or not cluster.uses_store:
         return
     name, selected = names.etcd_set(cluster.name), selector(cluster, Component.ETCD)
     block = places.group_block(Component.ETCD)
@@ -76,7 +75,7 @@ def etcd_objects(places: Places, replicas: int) -> Iterator[tuple[Stage, Manifes
         host_network=cluster.transport.host_network,
     )
     claims = (_claim(managed),) if managed.storage_bytes else ()
-    wanted = PodSet(name, name, replicas, pod, blocks={ALL_PODS: block}, rolling=True, claims=claims)
+    wanted = PodSet(name, name, replicas, pod, places.port_block(Component.ETCD), rolling=True, claims=claims)
     yield Stage.COORDINATION, stateful_set(cluster, wanted)
 
 

@@ -16,9 +16,11 @@ from kvtier_operator.planning.ports import PortBlock, engine_ports
 from kvtier_operator.resources.engine import EnginePlace, StoreAddresses, engine_env, engine_settings
 from kvtier_operator.resources.objects.places import ANY_ADDRESS, Places
 from kvtier_operator.resources.objects.slots import Command, Slot, split_env, split_flags
-from kvtier_operator.resources.store import data_port_env
 
-_OWN_FLAGS = frozenset({"master_node_addr", "store_local_hostname", "transfer_listen_port", "disagg_pd_port"})
+_OWN_FLAGS = frozenset(
+    {"disagg_pd_port", "master_node_addr", "node_rank", "store_local_hostname", "transfer_listen_port"}
+)
+"""Flags that follow slot and rank."""
 _ROLES = {RoleType.PREFILL: "PREFILL", RoleType.DECODE: "DECODE"}
 _ELSEWHERE = frozenset({"tp_size"})
 """Flags that xLLM does not know."""
@@ -59,12 +61,10 @@ class EngineLine:
 
     def slot(self, number: int, host: str, block: PortBlock) -> Slot:
         """What one engine has for itself; ``host`` is its pod's name in the network."""
-        _, flags = split_flags(self._flags(host, block), _OWN_FLAGS)
-        env = data_port_env(block.tail(engine_ports(self.role).data)) if self.role.tiers.store_enabled else {}
+        _, env = split_env(engine_env(self.role, block, self.places.master))
         http = PortBlock(self.role.port, self.role.port + 1)
-        if self._is_ours or self.role.tensor == 1:
-            return Slot(number, flags, env, ports=(block, http))
-        ranks = [(*flags, *self._rank_flags(rank, block)) for rank in range(self.role.tensor)]
+        processes = 1 if self._is_ours else self.role.tensor
+        ranks = [split_flags(self._flags(host, block, rank), _OWN_FLAGS)[1] for rank in range(processes)]
         return Slot(number, ranks[0], env, ports=(block, http), ranks=ranks[1:])
 
     @property
@@ -79,44 +79,34 @@ class EngineLine:
         )
         return engine_settings(self.places.cluster, self.role, place, StoreAddresses(self.places.master))
 
-    def _flags(self, host: str, block: PortBlock) -> tuple[str, ...]:
+    def _flags(self, host: str, block: PortBlock, rank: int = 0) -> tuple[str, ...]:
         settings = self._settings(host, block)
         if self._is_ours:
             return settings.to_argv()
         known, _ = split_flags(settings.to_argv(), _ELSEWHERE)
-        return (*known, *self._xllm_flags(settings, block))
+        return (*known, *self._xllm_flags(settings), *self._rank_flags(block, rank))
 
-    def _xllm_flags(self, settings: WorkerSettings, block: PortBlock) -> Sequence[str]:
+    def _xllm_flags(self, settings: WorkerSettings) -> Sequence[str]:
         """What xLLM must be told beyond our flags."""
         flags: list[str] = []
         if settings.enable_kvcache_store:
             flags.append(f"--store_metadata_server={settings.store_metadata_server}")  # its default is another one
-        if self.role.tensor > 1:
-            flags.append(f"--nnodes={self.role.tensor}")
         if self.role.type in _ROLES:
-            ports = engine_ports(self.role)
-            flags += [
-                f"--instance_role={_ROLES[self.role.type]}",
-                "--enable_disagg_pd=true",
-                "--kv_cache_transfer_mode=PUSH",
-                f"--transfer_listen_port={block.port(ports.transfer)}",
-                f"--disagg_pd_port={block.port(ports.disaggregation)}",
-            ]
+            flags += [f"--instance_role={_ROLES[self.role.type]}", "--enable_disagg_pd=true"]
+            flags.append("--kv_cache_transfer_mode=PUSH")
         if self.places.cluster.router:
             flags += router_flags(self.places)
         return flags
 
-    def _rank_flags(self, rank: int, block: PortBlock) -> Sequence[str]:
-        """Of one process; the last one of a flag counts."""
-        flags = [f"--node_rank={rank}"]
+    def _rank_flags(self, block: PortBlock, rank: int) -> Sequence[str]:
+        """What differs between the processes of an engine."""
+        flags = [f"--nnodes={self.role.tensor}", f"--node_rank={rank}"] if self.role.tensor > 1 else []
         if rank:
-            flags.append(f"--port={self.role.port + rank}")
-        if rank and self.role.type in _ROLES:
+            flags.append(f"--port={self.role.port + rank}")  # the first one's is the API's
+        if self.role.type in _ROLES:
             ports = engine_ports(self.role)
-            flags += [
-                f"--transfer_listen_port={block.port(ports.transfer + rank)}",
-                f"--disagg_pd_port={block.port(ports.disaggregation + rank)}",
-            ]
+            flags.append(f"--transfer_listen_port={block.port(ports.transfer + rank)}")
+            flags.append(f"--disagg_pd_port={block.port(ports.disaggregation + rank)}")
         return flags
 
 

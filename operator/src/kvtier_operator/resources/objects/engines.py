@@ -98,10 +98,10 @@ class _SetBuilder:
     def objects(self) -> Iterator[tuple[Stage, Manifest]]:
         cluster, replicas = self.places.cluster, self.engines.replicas
         known = self.places.slot_blocks(Component.ENGINE, self.role.name, self.engines.revision.lane)
-        blocks = {slot: block for slot, block in known.items() if slot < replicas}
-        assert len(blocks) == replicas, f"{self._name} has {len(blocks)} port blocks for {replicas} pods"
-        lane = {labels.LANE: self.engines.revision.lane}
-        wanted = PodSet(self._name, self._service, replicas, self._pod(), blocks, labels=lane)
+        assert set(range(replicas)) <= set(known), f"{self._name} has too few port blocks for {replicas} pods"
+        lane = self.engines.revision.lane
+        ports = self.places.port_block(Component.ENGINE, self.role.name, lane)
+        wanted = PodSet(self._name, self._service, replicas, self._pod(), ports, labels={labels.LANE: lane})
         # Slots ahead of the pods: a new pod must find its files, and those of a volume come late.
         yield Stage.FOUNDATION, slot_config(cluster, wanted, (self._slot(*item) for item in known.items()))
         yield Stage.ENGINES, stateful_set(cluster, wanted)

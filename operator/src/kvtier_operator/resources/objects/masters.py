@@ -10,9 +10,7 @@ from collections.abc import Iterator
 from kvtier_operator import labels, names
 from kvtier_operator.observed import Component, Manifest
 from kvtier_operator.planning.layout import Stage
-from kvtier_operator.planning.ledger_data import slots_text
 from kvtier_operator.planning.ports import MasterPort
-from kvtier_operator.planning.wants import ALL_PODS
 from kvtier_operator.resources.master import master_flags
 from kvtier_operator.resources.objects.containers import Container, Probe, Probes
 from kvtier_operator.resources.objects.manifests import selector
@@ -67,7 +65,7 @@ def master_objects(places: Places, replicas: int) -> Iterator[tuple[Stage, Manif
     )
     if cluster.master.replicas > 1:
         yield Stage.FOUNDATION, budget(cluster, name, selected, {"minAvailable": cluster.master.replicas - 1})
-    wanted = PodSet(name, name, replicas, _pod(places, name), blocks={ALL_PODS: block})
+    wanted = PodSet(name, name, replicas, _pod(places, name), places.port_block(Component.MASTER))
     yield Stage.FOUNDATION, slot_config(cluster, wanted, (Slot(slot, ports=(block,)) for slot in range(replicas)))
     yield Stage.MASTERS, stateful_set(cluster, wanted)
 
@@ -95,7 +93,7 @@ def _pod(places: Places, name: str) -> Pod:
         selector=selected,
         alike=selected,
         grace_s=_GRACE_S,
-        annotations={labels.PORT_BLOCK: slots_text({ALL_PODS: block})},
+        annotations=places.port_block(Component.MASTER),
         config=name,
         host_network=cluster.transport.host_network,
     )

@@ -56,9 +56,12 @@ def monitoring_objects(cluster: KVCacheCluster, kinds: frozenset[str]) -> Iterat
 
 def _monitor(cluster: KVCacheCluster) -> dict[str, Any]:
     """Headless Services only have these ports: pods are scraped before they are ready, and none of them twice."""
+    endpoints = [{"port": METRICS_PORT}]
+    if cluster.dialect is Dialect.XLLM:
+        endpoints.append({"port": XLLM_METRICS_PORT, "path": _XLLM_METRICS_PATH})
     return {
         "selector": {"matchLabels": {labels.CLUSTER: cluster.name}},
-        "endpoints": [{"port": METRICS_PORT}, {"port": XLLM_METRICS_PORT, "path": _XLLM_METRICS_PATH}],
+        "endpoints": endpoints,
         "targetLabels": list(_COPIED),
     }
 

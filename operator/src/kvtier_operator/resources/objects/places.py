@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kvtier_operator import names
+from kvtier_operator import labels, names
 from kvtier_operator.api import KVCacheCluster
 from kvtier_operator.observed import Component
+from kvtier_operator.planning.in_use import annotation_of
 from kvtier_operator.planning.ledger import BlockKey
 from kvtier_operator.planning.ports import EtcdPort, MasterPort, PortBlock
 from kvtier_operator.planning.wants import ALL_PODS, block_key, owner_of
@@ -54,6 +55,11 @@ class Places:
             if (key.cluster, key.group, key.lane) == (wanted.cluster, wanted.group, wanted.lane)
             and key.slot != ALL_PODS
         }
+
+    def port_block(self, component: Component, group: str = "", lane: str = "") -> dict[str, str]:
+        """The annotation of a workload that says which ports its pods have; a lost ledger is made again from it."""
+        text = annotation_of(self.cluster, component, group, lane, self.blocks)
+        return {labels.PORT_BLOCK: text} if text else {}
 
     @property
     def nowhere(self) -> PortBlock:

@@ -55,7 +55,12 @@ def router_objects(places: Places, replicas: int) -> Iterator[tuple[Stage, Manif
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
         "template": pod_template(cluster, _pod(places, router, ports)),
     }
-    yield Stage.ENGINES, manifest(cluster, "Deployment", name, {"spec": spec}, own=selected)
+    yield (
+        Stage.ENGINES,
+        manifest(
+            cluster, "Deployment", name, {"spec": spec}, own=selected, annotations=places.port_block(Component.ROUTER)
+        ),
+    )
 
 
 def _pod(places: Places, router: Router, ports: dict[str, int]) -> Pod:

@@ -68,9 +68,9 @@ class _PoolBuilder:
 
     def objects(self, replicas: int) -> Iterator[tuple[Stage, Manifest]]:
         cluster = self.places.cluster
-        blocks = {slot: block for slot, block in self._blocks.items() if slot < replicas}
-        assert len(blocks) == replicas, f"{self._name} has {len(blocks)} port blocks for {replicas} pods"
-        wanted = PodSet(self._name, self._name, replicas, self._pod(), blocks)
+        assert set(range(replicas)) <= set(self._blocks), f"{self._name} has too few port blocks for {replicas} pods"
+        ports = self.places.port_block(Component.STORE, self.pool.name)
+        wanted = PodSet(self._name, self._name, replicas, self._pod(), ports)
         yield (
             Stage.FOUNDATION,
             headless_service(cluster, self._name, self._selected, {"metrics": (self._http_port, "http")}),

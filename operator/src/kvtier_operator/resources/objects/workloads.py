@@ -6,11 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtier_operator import labels
 from kvtier_operator.api import KVCacheCluster
 from kvtier_operator.observed import Manifest
-from kvtier_operator.planning.ledger_data import slots_text
-from kvtier_operator.planning.ports import PortBlock
 from kvtier_operator.resources.objects.manifests import manifest
 from kvtier_operator.resources.objects.pods import Pod, pod_template
 from kvtier_operator.resources.objects.slots import Slot, slot_files
@@ -25,7 +22,7 @@ class PodSet:
         service: its headless Service.
         replicas: wanted pods.
         pod: of each.
-        blocks: ports by slot; -1 = of all pods.
+        annotations: of the set.
         labels: of the set.
         rolling: Kubernetes replaces outdated pods by itself, one by one; else the operator deletes them in its order.
         claims: volumes that outlive a pod.
@@ -35,7 +32,7 @@ class PodSet:
     service: str
     replicas: int
     pod: Pod
-    blocks: Mapping[int, PortBlock]
+    annotations: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     rolling: bool = False
     claims: tuple[Mapping[str, Any], ...] = ()
@@ -56,8 +53,7 @@ def stateful_set(cluster: KVCacheCluster, wanted: PodSet) -> Manifest:
         spec["persistentVolumeClaimRetentionPolicy"] = {"whenDeleted": "Delete", "whenScaled": "Retain"}
         spec["volumeClaimTemplates"] = [dict(claim) for claim in wanted.claims]
     own = dict(wanted.labels) | dict(wanted.pod.selector)
-    annotations = {labels.PORT_BLOCK: slots_text(wanted.blocks)} if wanted.blocks else {}
-    return manifest(cluster, "StatefulSet", wanted.name, {"spec": spec}, own=own, annotations=annotations)
+    return manifest(cluster, "StatefulSet", wanted.name, {"spec": spec}, own=own, annotations=wanted.annotations)
 
 
 def slot_config(cluster: KVCacheCluster, wanted: PodSet, slots: Iterable[Slot]) -> Manifest:
