@@ -20,8 +20,7 @@ def store_cluster(file: Path, tmp_path: Path) -> tuple[LocalCluster, str]:
         for process in plan_processes(load(file), "/no/model", find_programs())
         if not process.name.startswith("engine")
     ]
-    admin = next(port for port, purpose in processes[0].ports.items() if purpose == "admin and metrics")
-    return LocalCluster(processes, tmp_path / "logs", print), f"http://127.0.0.1:{admin}"
+    return LocalCluster(processes, tmp_path / "logs", print), processes[0].url
 
 
 @pytest.mark.parametrize("kind", ["Kvtier", "MooncakeClient"])

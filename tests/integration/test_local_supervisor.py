@@ -1,19 +1,25 @@
 """The supervisor against small real programs: what they do wrong, it must survive and leave nothing behind."""
 
+import dataclasses
 import os
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from kvtier_operator.console import StopRequest
 from kvtier_operator.errors import Interrupted, MachineError, ProcessFailed
+from kvtier_operator.local_state import STATE_FILE, StateFile, read_state
+from kvtier_operator.observed import Component
 from kvtier_operator.resources.processes import HttpProbe, ProcessSpec, TcpProbe
-from kvtier_operator.supervisor import LocalCluster, StopRequest
+from kvtier_operator.supervisor import LocalCluster
 from kvtier_worker.testing.processes import free_port
 
 SERVE = """
@@ -79,7 +85,7 @@ def local_until(tmp_path: Path, words: str, *programs: ProcessSpec) -> LocalClus
 
 SIGNALLED_AT_ALL_TIMES = """
 import random, signal, time
-from kvtier_operator.supervisor import StopRequest
+from kvtier_operator.console import StopRequest
 signal.signal(signal.SIGALRM, lambda number, frame: request.ask())
 for _ in range(4000):
     request = StopRequest()
@@ -199,15 +205,6 @@ def test_what_a_process_leaves_behind_is_killed_with_it(tmp_path: Path, end: sig
     assert eventually(lambda: not alive(worker))
 
 
-def test_one_that_dies_later_is_noticed(tmp_path: Path) -> None:
-    with local(tmp_path, program("first", SERVE), program("second", SERVE)) as cluster:
-        first = cluster.pid("first")
-        assert first
-        os.kill(first, signal.SIGKILL)
-        with pytest.raises(ProcessFailed, match="first was killed by SIGKILL"):
-            cluster.watch()
-
-
 def test_one_that_dies_while_another_starts_is_noticed(tmp_path: Path) -> None:
     brief = "import threading, os; threading.Timer(0.5, os._exit, (7,)).start()\n" + SERVE
     never = program("second", "import signal; signal.pause()")
@@ -290,3 +287,159 @@ def test_a_folder_for_logs_that_cannot_be_is_named_and_nothing_is_started(tmp_pa
     with pytest.raises(MachineError, match="logs"):
         cluster.start()
     assert cluster.pid("one") is None
+
+
+class Watched:
+    """A cluster that is started and watched by a thread of its own, which makes its processes, until `stop`."""
+
+    def __init__(self, cluster: LocalCluster, stop_request: StopRequest) -> None:
+        self.cluster = cluster
+        self._stop_request = stop_request
+        self._ended: list[BaseException] = []
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with self.cluster:
+                self.cluster.watch()
+        except (ProcessFailed, Interrupted) as error:
+            self._ended.append(error)
+
+    def end(self, timeout_s: float = 20) -> BaseException | None:
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive(), said
+        return self._ended[0] if self._ended else None
+
+    def stop(self) -> BaseException | None:
+        self._stop_request.ask()
+        return self.end()
+
+
+@contextmanager
+def watched(tmp_path: Path, *programs: ProcessSpec, restart_delays_s: Sequence[float] = (0, 1)) -> Iterator[Watched]:
+    stop_request = StopRequest()
+    cluster = LocalCluster(programs, tmp_path / "logs", said.append, stop_request, restart_delays_s=restart_delays_s)
+    running = Watched(cluster, stop_request)
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+def said_ready(name: str, times: int) -> Callable[[], bool]:
+    return lambda: len([line for line in said if line.startswith(f"{name}: ready")]) >= times
+
+
+def test_one_that_dies_later_is_started_again_and_the_others_go_on(tmp_path: Path) -> None:
+    with watched(tmp_path, program("first", SERVE), program("second", SERVE)) as running:
+        assert eventually(said_ready("second", 1))
+        first, second = running.cluster.pid("first"), running.cluster.pid("second")
+        assert first
+        os.kill(first, signal.SIGKILL)
+        assert eventually(said_ready("first", 2)), said
+        assert running.cluster.pid("first") not in {first, None}
+        assert running.cluster.pid("second") == second
+        assert (running.cluster.restarts("first"), running.cluster.restarts("second")) == (1, 0)
+        assert running.stop() is None
+    (line,) = (line for line in said if "was killed" in line)
+    assert line == f"first: was killed by SIGKILL; starting it again (log: {tmp_path}/logs/first.log)"
+
+
+def test_one_that_dies_again_and_again_ends_everything_with_its_last_words(tmp_path: Path) -> None:
+    """Its first start works; what it needs is gone afterwards."""
+    file = tmp_path / "needed"
+    file.touch()
+    source = f"import pathlib; print('looking'); assert pathlib.Path({str(file)!r}).exists(), 'not there'\n" + SERVE
+    with watched(tmp_path, program("first", SERVE), program("second", source)) as running:
+        assert eventually(said_ready("second", 1))
+        file.unlink()
+        second = running.cluster.pid("second")
+        assert second
+        os.kill(second, signal.SIGKILL)
+        failure = running.end()
+    assert isinstance(failure, ProcessFailed)
+    assert str(failure) == "second ended with exit status 1, failure 3 in a row"
+    assert failure.log_tail[-1] == "AssertionError: not there"
+    waits = [line.split("again")[1].split(" (")[0] for line in said if "starting it again" in line]
+    assert waits == ["", " in 1 s"]
+    assert pids(running.cluster) == []
+
+
+def test_a_stop_while_one_waits_for_its_restart_stops_the_others(tmp_path: Path) -> None:
+    file = tmp_path / "needed"
+    file.touch()
+    source = f"import pathlib; assert pathlib.Path({str(file)!r}).exists()\n" + SERVE
+    with watched(tmp_path, program("first", SERVE), program("second", source)) as running:
+        assert eventually(said_ready("second", 1))
+        file.unlink()
+        second = running.cluster.pid("second")
+        assert second
+        os.kill(second, signal.SIGKILL)
+        assert eventually(lambda: any("again in 1 s" in line for line in said))
+        assert running.stop() is None
+    assert "first: stopping" in said
+    assert pids(running.cluster) == []
+
+
+def test_those_of_a_batch_start_together_because_each_needs_the_others(tmp_path: Path) -> None:
+    one, other = program("one", SERVE), program("other", SERVE)
+    both = (*one.probes, *other.probes)
+    batch = [dataclasses.replace(spec, probes=both, batch="quorum") for spec in (one, other)]
+    with local(tmp_path, *batch, program("last", SERVE)) as cluster:
+        assert len(pids(cluster)) == 3
+    assert [line.split(":")[0] for line in said if "ready after" in line] == ["one", "other", "last"]
+
+
+def test_a_folder_for_data_is_empty_at_the_first_start_and_kept_at_a_restart(tmp_path: Path) -> None:
+    folder = tmp_path / "state" / "data"
+    source = f"import os; print(os.listdir({str(folder)!r})); open({str(folder / 'kept')!r}, 'w').close()\n" + SERVE
+    spec = dataclasses.replace(program("first", source), data_dir=str(folder))
+    for _ in range(2):
+        with local(tmp_path, spec) as cluster:
+            cluster.restart("first")
+            assert cluster.log_tail("first") == ("[]", "serving", "['kept']", "serving")
+
+
+def test_the_state_file_follows_what_runs_and_goes_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / STATE_FILE
+    spec = dataclasses.replace(program("first", SERVE), component=Component.STORE, url="http://there")
+    with LocalCluster([spec], tmp_path / "logs", said.append, state_file=StateFile(tmp_path, "demo")) as cluster:
+        state = read_state(path)
+        assert state is not None
+        (first,) = state.processes
+        assert (first.name, first.component, first.url, first.pid) == (
+            "first",
+            "store",
+            "http://there",
+            cluster.pid("first"),
+        )
+        cluster.stop_process("first")
+        state = read_state(path)
+        assert state is not None
+        assert state.processes[0].pid == 0
+    assert read_state(path) is None
+
+
+def test_a_cluster_that_runs_already_is_not_started_again_over_its_own_files(tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        f"""
+        from pathlib import Path
+        from kvtier_operator.local_state import StateFile
+        StateFile(Path({str(tmp_path)!r}), "demo").write([])
+        print("written", flush=True)
+        input()
+        """
+    )
+    with subprocess.Popen(
+        (sys.executable, "-c", script), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout
+        other.stdout.readline()
+        cluster = LocalCluster(
+            [program("first", SERVE)], tmp_path / "logs", said.append, state_file=StateFile(tmp_path, "demo")
+        )
+        with pytest.raises(MachineError, match=f"runs already, by pid {other.pid}"):
+            cluster.start()
+        other.kill()
+    assert (tmp_path / STATE_FILE).exists()

@@ -1,7 +1,8 @@
 """``kvtier up FILE``: runs a KVCacheCluster on this machine until Ctrl-C.
 
-The same parser and builders as in a cluster; the processes are started here instead of in pods. Exit status: 0 stopped
-by the user, 1 a process failed, 2 the manifest or the machine is not fit (nothing was started then).
+The same parser and builders as in a cluster; the processes are started here instead of in pods. One that ends by itself
+is started again, as a container is, until it fails several times in a row. Exit status: 0 stopped by the user, 1 a
+process failed at its first start or too often, 2 the manifest or the machine is not fit (nothing was started then).
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvtier_operator.api import KVCacheCluster
+from kvtier_operator.console import Say, StopRequest
 from kvtier_operator.errors import Interrupted, MachineError, ProcessFailed, SpecError
+from kvtier_operator.local_limits import refusals, without_effect
+from kvtier_operator.local_state import StateFile
 from kvtier_operator.manifest import find_programs, load
 from kvtier_operator.model_source import model_dir, planned_model_dir
+from kvtier_operator.planning.revision import effective_model_id
 from kvtier_operator.process_plan import plan_processes
 from kvtier_operator.resources.processes import LOOPBACK, ProcessSpec, Programs
-from kvtier_operator.supervisor import LocalCluster, Say, StopRequest
+from kvtier_operator.supervisor import LocalCluster
 
 STATE_DIR = Path(".kvtier")
 API_KEY_VARIABLE = "KVTIER_API_KEY"
@@ -40,10 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     try:
         cluster = load(manifest)
+        if fields := without_effect(cluster):
+            _complain("only Kubernetes can honour these fields, they do nothing here:", fields)
         if options.dry_run:
-            _print_plan(plan_processes(cluster, planned_model_dir(cluster.model.uri, manifest.parent), Programs()))
+            folder = planned_model_dir(cluster.model.uri, manifest.parent)
+            _print_plan(plan_processes(cluster, folder, Programs(), str(_cluster_dir(options.state_dir, cluster))))
             return EXIT_STOPPED
-        local = prepare(cluster, manifest, Path(options.state_dir), say, stop_request)
+        local = prepare(cluster, manifest, options.state_dir, say, stop_request)
         return _run(cluster, local)
     except SpecError as error:
         _complain(f"{manifest} is not valid:", [str(violation) for violation in error.violations])
@@ -76,13 +84,16 @@ def prepare(
 
     Raises:
         SpecError: the port range is too small.
-        MachineError: programs or the model are missing.
+        MachineError: programs or the model are missing, or only Kubernetes can run this.
     """
-    programs = find_programs()
+    if problems := refusals(cluster):
+        raise MachineError(problems)
+    programs = find_programs(etcd=cluster.coordination.managed is not None)
     plan_processes(cluster, cluster.model.uri, programs)  # a bad manifest is refused before a model is converted
-    folder = model_dir(cluster.model.uri, manifest.parent, progress)
-    processes = plan_processes(cluster, folder, programs)
-    return LocalCluster(processes, state_dir / cluster.name / "logs", progress, stop_request)
+    model = model_dir(cluster.model.uri, manifest.parent, progress)
+    folder = _cluster_dir(state_dir, cluster)
+    processes = plan_processes(cluster, model, programs, str(folder))
+    return LocalCluster(processes, folder / "logs", progress, stop_request, state_file=StateFile(folder, cluster.name))
 
 
 def say(line: str) -> None:
@@ -99,11 +110,15 @@ def explain_failure(error: ProcessFailed) -> None:
 def curl_line(cluster: KVCacheCluster, *, with_key: bool) -> str:
     """A command that sends a first request to the first engine, with the key of the environment if it asks for one."""
     prompt = "The capital of France is"
-    role = cluster.roles[0]
-    url = f"http://{LOOPBACK}:{role.port}/v1/completions"
-    body = f'{{"model": "{cluster.model.id}", "prompt": "{prompt}", "max_tokens": 16}}'
+    port = next(role.port for role in cluster.roles if role.replicas)
+    url = f"http://{LOOPBACK}:{port}/v1/completions"
+    body = f'{{"model": "{effective_model_id(cluster.model)}", "prompt": "{prompt}", "max_tokens": 16}}'
     key = f' -H "Authorization: Bearer ${API_KEY_VARIABLE}"' if with_key else ""
     return f"curl {url}{key} -H 'Content-Type: application/json' -d '{body}'"
+
+
+def _cluster_dir(state_dir: Path, cluster: KVCacheCluster) -> Path:
+    return (state_dir / cluster.name).absolute()
 
 
 def _run(cluster: KVCacheCluster, local: LocalCluster) -> int:
@@ -122,7 +137,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("file", metavar="FILE", help="manifest, as in examples/local.yaml")
     parser.add_argument("--dry-run", "--dry_run", action="store_true", help="print every command and start nothing")
     parser.add_argument(
-        "--state-dir", "--state_dir", default=str(STATE_DIR), help="folder for logs (default: %(default)s)"
+        "--state-dir",
+        "--state_dir",
+        type=Path,
+        default=STATE_DIR,
+        help="folder for logs and state (default: %(default)s)",
     )
     return parser
 
@@ -139,7 +158,11 @@ def _print_summary(cluster: KVCacheCluster, local: LocalCluster) -> None:
         for index in range(role.replicas):
             say(f"  {role.name}-{index}: http://{LOOPBACK}:{role.port + index}/v1  (also /metrics, /health, /ready)")
     say(f"  logs: {local.log_path('*')}")
-    say(f"  try:  {curl_line(cluster, with_key=API_KEY_VARIABLE in os.environ)}")
+    if any(role.replicas for role in cluster.roles):
+        say(f"  try:  {curl_line(cluster, with_key=API_KEY_VARIABLE in os.environ)}")
+    else:
+        say("  idle: no role has replicas")
+    say("  `kvtier status` shows what runs")
     say("  Ctrl-C stops everything")
 
 

@@ -46,8 +46,11 @@ def load(path: Path) -> KVCacheCluster:
     return parse(document)
 
 
-def find_programs() -> Programs:
+def find_programs(*, etcd: bool = False) -> Programs:
     """Commands of this Python environment, or of PATH.
+
+    Args:
+        etcd: whether it is needed, too.
 
     Raises:
         MachineError: naming every program that is missing and what installs it.
@@ -57,10 +60,12 @@ def find_programs() -> Programs:
         "mooncake_master": "pip install mooncake-transfer-engine-non-cuda",
         "mooncake_client": "pip install mooncake-transfer-engine-non-cuda",
     }
+    if etcd:
+        packages["etcd"] = "apt-get install -y etcd-server, or name a running one in spec.coordination.etcd.external"
     found = {name: _program(name) for name in packages}
     if missing := [name for name, path in found.items() if not path]:
         raise MachineError([f"{name} is not installed: {packages[name]}" for name in missing])
-    return Programs((found["kvtier"],), (found["mooncake_master"],), (found["mooncake_client"],))
+    return Programs(**{name: (path,) for name, path in found.items()})
 
 
 def _program(name: str) -> str:

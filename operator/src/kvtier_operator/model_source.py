@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 from kvtier_operator.api import PACKAGED_MODEL_URI
+from kvtier_operator.console import Say
 from kvtier_operator.errors import MachineError
-from kvtier_operator.supervisor import Say
 
 _FILE = "file://"
+_VOLUME = "pvc://"
 _PREPARE_MODULE = "kvtier_worker.model.prepare"
 """Prints the folder as its last line on stdout, and what is wrong on stderr. Run, not imported: it is the worker's."""
 
@@ -22,7 +23,7 @@ def planned_model_dir(uri: str, base: Path) -> str:
         uri: as in the manifest.
         base: folder of the manifest; relative paths start there.
     """
-    return uri if uri == PACKAGED_MODEL_URI else str(_folder(uri, base))
+    return uri if uri.startswith((PACKAGED_MODEL_URI, _VOLUME)) else str(_folder(uri, base))
 
 
 def model_dir(uri: str, base: Path, say: Say) -> str:
@@ -38,6 +39,9 @@ def model_dir(uri: str, base: Path, say: Say) -> str:
     """
     if uri == PACKAGED_MODEL_URI:
         return _prepare(say)
+    if uri.startswith(_VOLUME):
+        fix = "volumes are Kubernetes' own; write the folder of the model on this machine"
+        raise MachineError([f"spec.model.source.uri = {uri!r}: {fix}"])
     folder = _folder(uri, base)
     if not (folder / "config.json").is_file():
         raise MachineError([f"spec.model.source.uri = {uri!r}: {folder} is no model folder, it has no config.json"])

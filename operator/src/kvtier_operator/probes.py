@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from kvtier_operator.resources.processes import HttpProbe, Probe, ProcessSpec
+from kvtier_operator.resources.processes import AnyProbe, HttpProbe, Probe, ProcessSpec
 
 PROBE_TIMEOUT_S = 2.0
 
@@ -19,8 +20,46 @@ _CLOSING = frozenset({"04", "05", "06", "07", "09", "0B"})
 """FIN_WAIT1, FIN_WAIT2, TIME_WAIT, CLOSE, LAST_ACK, CLOSING, as the kernel writes them there."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What an HTTP server answered; ``status`` 0 = nothing."""
+
+    status: int = 0
+    text: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """200."""
+        return self.status == HTTPStatus.OK
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        """Its JSON object; empty when it is none."""
+        try:
+            body = json.loads(self.text)
+        except ValueError:
+            return {}
+        return body if isinstance(body, Mapping) else {}
+
+
+def get(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> Reply:
+    """GET without proxies and redirects."""
+    parts = urlsplit(url)
+    connection = HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
+    try:
+        connection.request("GET", f"{parts.path}?{parts.query}" if parts.query else parts.path)
+        response = connection.getresponse()
+        return Reply(response.status, response.read().decode(errors="replace"))
+    except (OSError, HTTPException):
+        return Reply()
+    finally:
+        connection.close()
+
+
 def waiting_for(probe: Probe) -> str:
     """What the process is still doing, in its own words where it says so; empty when it is ready."""
+    if isinstance(probe, AnyProbe):
+        return "" if any(not waiting_for(one) for one in probe.probes) else f"waiting for {probe.wanted}"
     if isinstance(probe, HttpProbe):
         return _waiting_for_http(probe)
     try:
@@ -31,22 +70,11 @@ def waiting_for(probe: Probe) -> str:
 
 
 def _waiting_for_http(probe: HttpProbe) -> str:
-    url = urlsplit(probe.url)
-    connection = HTTPConnection(url.hostname or "", url.port, timeout=PROBE_TIMEOUT_S)
-    try:
-        connection.request("GET", url.path)
-        response = connection.getresponse()
-        status, text = response.status, response.read()
-    except (OSError, HTTPException):
+    reply = get(probe.url)
+    if not reply.status:
         return f"waiting for {probe.url} to answer"
-    finally:
-        connection.close()
-    try:
-        body = json.loads(text)
-    except ValueError:
-        body = {}
-    facts: Mapping[str, object] = body if isinstance(body, Mapping) else {}
-    if status == HTTPStatus.OK and all(facts.get(name) == value for name, value in probe.expect.items()):
+    facts = reply.facts
+    if reply.ok and all(facts.get(name) == value for name, value in probe.expect.items()):
         return ""
     return str(facts.get("reason") or f"waiting for {probe.url} to say that it is ready")
 

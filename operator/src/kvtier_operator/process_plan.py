@@ -8,23 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count, takewhile
 from pathlib import PurePath
 
 from kvtier_operator.api import KVCacheCluster, StorePool
 from kvtier_operator.errors import SpecError, Violation
-from kvtier_operator.planning.ports import PortBlock, PortWant, allocate, ports_needed
+from kvtier_operator.observed import Component
+from kvtier_operator.planning.ledger import BlockKey
+from kvtier_operator.planning.ports import PortBlock
+from kvtier_operator.planning.wants import allocate_locally, local_key, owner_of
 from kvtier_operator.resources.engine import (
     EnginePlace,
     StoreAddresses,
     engine_name,
-    engine_ports,
     engine_process,
     engine_settings,
 )
-from kvtier_operator.resources.etcd import ETCD_PORTS, etcd_member, etcd_name, etcd_process
-from kvtier_operator.resources.master import MASTER_PORTS, MasterAddress, master_address, master_name, master_process
+from kvtier_operator.resources.etcd import EtcdMember, etcd_member, etcd_process
+from kvtier_operator.resources.master import MasterAddress, master_address, master_process
 from kvtier_operator.resources.processes import LOOPBACK, ProcessSpec, Programs
-from kvtier_operator.resources.store import STORE_PORTS, shm_address, store_name, store_process
+from kvtier_operator.resources.store import shm_address, store_name, store_process
 
 _HOSTS_PER_NET = 254
 
@@ -57,7 +60,7 @@ class _Slot:
 @dataclass(frozen=True, slots=True)
 class _Planner:
     cluster: KVCacheCluster
-    slots: Mapping[str, _Slot]
+    slots: Mapping[BlockKey, _Slot]
     model_dir: str
     programs: Programs
     state_dir: str
@@ -69,104 +72,81 @@ class _Planner:
         yield from self._engines()
 
     def _etcd(self) -> Iterator[ProcessSpec]:
-        slots = [self.slots[etcd_name(index)] for index in range(_etcd_members(self.cluster))]
-        members = [etcd_member(index, slot.host, slot.ports) for index, slot in enumerate(slots)]
+        members = self._members()
+        token = self.cluster.effective_cluster_id
         for member in members:
             folder = str(PurePath(self.state_dir, member.name))
-            token = self.cluster.effective_cluster_id
             yield etcd_process(member, members, data_dir=folder, token=token, programs=self.programs)
 
     def _masters(self) -> Iterator[ProcessSpec]:
-        slots = [self.slots[master_name(index)] for index in range(_masters(self.cluster))]
+        slots = self._group(Component.MASTER)
         hosts, blocks = [slot.host for slot in slots], [slot.ports for slot in slots]
         for index in range(len(slots)):
             yield master_process(index, self.cluster, hosts, blocks, etcd=self._endpoints(), programs=self.programs)
 
     def _stores(self) -> Iterator[ProcessSpec]:
-        for pool, index in _nodes(self.cluster):
+        transport, master = self.cluster.transport, self._master()
+        for pool, index, slot in self._nodes():
             name = store_name(pool.name, index)
-            slot = self.slots[name]
             yield store_process(
-                name,
-                pool,
-                self.cluster.transport,
-                host=slot.host,
-                ports=slot.ports,
-                master=self._master(),
-                programs=self.programs,
+                name, pool, transport, host=slot.host, ports=slot.ports, master=master, programs=self.programs
             )
 
     def _engines(self) -> Iterator[ProcessSpec]:
         master, shm = self._master(), self._shm_addresses()
         for number, role in enumerate(self.cluster.roles):
-            for index in range(role.replicas):
-                name = engine_name(role.name, index)
-                slot = self.slots[name]
+            for index, slot in enumerate(self._group(Component.ENGINE, role.name)):
                 place = EnginePlace(self.model_dir, slot.ports, role.port + index, store_host=slot.host)
                 store = StoreAddresses(master, shm[index % len(shm)] if shm else "")
                 settings = engine_settings(self.cluster, role, place, store)
                 if refusals := settings.violations():
                     raise SpecError([Violation(f"spec.roles[{number}]", role.name, refusal) for refusal in refusals])
-                yield engine_process(name, role, settings, slot.ports, master, self.programs)
+                name = engine_name(role.name, index)
+                yield engine_process(name, role, settings, ports=slot.ports, master=master, programs=self.programs)
+
+    def _members(self) -> tuple[EtcdMember, ...]:
+        slots = self._group(Component.ETCD)
+        return tuple(etcd_member(index, slot.host, slot.ports) for index, slot in enumerate(slots))
 
     def _endpoints(self) -> tuple[str, ...]:
-        managed = (self.slots[etcd_name(index)] for index in range(_etcd_members(self.cluster)))
-        return self.cluster.coordination.external or tuple(
-            etcd_member(index, slot.host, slot.ports).endpoint for index, slot in enumerate(managed)
-        )
+        return self.cluster.coordination.external or tuple(member.endpoint for member in self._members())
 
     def _master(self) -> MasterAddress:
-        if not _masters(self.cluster):
+        masters = self._group(Component.MASTER)
+        if not masters:
             return MasterAddress()
-        first = self.slots[master_name(0)]
-        return master_address(self.cluster, first.host, first.ports, self._endpoints())
+        return master_address(self.cluster, masters[0].host, masters[0].ports, self._endpoints())
 
     def _shm_addresses(self) -> tuple[str, ...]:
         if not self.cluster.transport.shared_memory:
             return ()
-        slots = (self.slots[store_name(pool.name, index)] for pool, index in _nodes(self.cluster))
-        return tuple(shm_address(slot.host, slot.ports) for slot in slots)
+        return tuple(shm_address(slot.host, slot.ports) for _, _, slot in self._nodes())
+
+    def _nodes(self) -> Iterator[tuple[StorePool, int, _Slot]]:
+        for pool in self.cluster.pools:
+            for index, slot in enumerate(self._group(Component.STORE, pool.name)):
+                yield pool, index, slot
+
+    def _group(self, component: Component, group: str = "") -> tuple[_Slot, ...]:
+        """Slots of a component that exist, in order."""
+        keys = (local_key(owner_of(self.cluster), component, group, index) for index in count())
+        return tuple(self.slots[key] for key in takewhile(self.slots.__contains__, keys))
 
 
-def _masters(cluster: KVCacheCluster) -> int:
-    return cluster.master.replicas if cluster.uses_store else 0
-
-
-def _etcd_members(cluster: KVCacheCluster) -> int:
-    managed = cluster.coordination.managed
-    return managed.replicas if managed and cluster.uses_store else 0
-
-
-def _nodes(cluster: KVCacheCluster) -> tuple[tuple[StorePool, int], ...]:
-    return tuple((pool, index) for pool in cluster.pools for index in range(pool.replicas))
-
-
-def _slots(cluster: KVCacheCluster) -> Mapping[str, _Slot]:
+def _slots(cluster: KVCacheCluster) -> Mapping[BlockKey, _Slot]:
+    allocation = allocate_locally(cluster)
+    if allocation.refused:
+        size = cluster.transport.ports.size
+        fix = f"this cluster needs {size + allocation.missing} ports; write at least that"
+        raise SpecError([Violation("spec.transport.ports.range.size", size, fix)])
     # Shared memory is reached at 127.0.0.1: `kvtier store` looks for its own door there.
     shared = cluster.transport.shared_memory
-    blocks = _port_blocks(cluster)
     return {
-        name: _Slot(block, LOOPBACK if shared else _own_address(number))
-        for number, (name, block) in enumerate(blocks.items())
+        key: _Slot(block, LOOPBACK if shared else _own_address(number))
+        for number, (key, block) in enumerate(allocation.blocks.items())
     }
 
 
 def _own_address(number: int) -> str:
     net, host = divmod(number, _HOSTS_PER_NET)
     return f"127.0.{1 + net}.{1 + host}"
-
-
-def _port_blocks(cluster: KVCacheCluster) -> Mapping[str, PortBlock]:
-    wants = [PortWant(etcd_name(index), ETCD_PORTS) for index in range(_etcd_members(cluster))]
-    wants += (PortWant(master_name(index), MASTER_PORTS) for index in range(_masters(cluster)))
-    wants += (PortWant(store_name(pool.name, index), STORE_PORTS) for pool, index in _nodes(cluster))
-    wants += (
-        PortWant(engine_name(role.name, index), engine_ports(role))
-        for role in cluster.roles
-        for index in range(role.replicas)
-    )
-    needed = ports_needed(wants)
-    if needed > cluster.transport.ports.size:
-        fix = f"this cluster needs {needed} ports; write at least that"
-        raise SpecError([Violation("spec.transport.ports.range.size", cluster.transport.ports.size, fix)])
-    return allocate(cluster.transport.ports, wants)

@@ -1,70 +1,30 @@
-"""Starts, watches and stops the processes of a cluster on this machine. IO; used by `local`, the demo and tests.
+"""Starts, watches, restarts and stops the processes of a cluster on this machine. IO; used by `local`, demo and tests.
 
-Every process leads a session and process group of its own: a Ctrl-C at the terminal reaches only us, and we stop them
-in order. What a leader leaves in its group is killed with it, and if we are killed ourselves the kernel ends them (see
-`child`). One thread owns a `LocalCluster`; it must live as long as the cluster does, because the kernel ties a child to
-the thread that made it.
+A Ctrl-C at the terminal reaches only us, and we stop the processes in order; if we are killed ourselves the kernel ends
+them (see `child`). One thread owns a `LocalCluster`; it must live as long as the cluster does, because the kernel ties
+a child to the thread that made it.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
+import shutil
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kvtier_operator import child
+from kvtier_operator.console import POLL_S, Say, StopRequest
 from kvtier_operator.errors import Interrupted, MachineError, ProcessFailed
-from kvtier_operator.probes import busy_ports, waiting_for
-from kvtier_operator.resources.processes import ProcessSpec
+from kvtier_operator.lives import Life
+from kvtier_operator.local_state import ProcessState, StateFile
+from kvtier_operator.probes import busy_ports
+from kvtier_operator.resources.processes import HttpProbe, ProcessSpec
+from kvtier_operator.restarts import DELAYS_S
 
-POLL_S = 0.05
-PROGRESS_EVERY_S = 5.0
-PROGRESS_AT_CHANGE_S = 1.0
 LOG_TAIL_LINES = 20
-
-Say = Callable[[str], None]
-"""Takes one line of progress for the user."""
-
-
-class StopRequest:
-    """The user's wish to stop: asked once, everything stops in order; asked again, at once. Safe in signal handlers.
-
-    Plain flags: a `threading.Event` has a lock, and a handler that runs while its own thread holds it waits for ever.
-    """
-
-    def __init__(self) -> None:
-        self._asked = False
-        self._insisted = False
-
-    def ask(self) -> None:
-        """Ask to stop; the second time insists."""
-        self._insisted = self._insisted or self._asked
-        self._asked = True
-
-    @property
-    def asked(self) -> bool:
-        """Stop in order."""
-        return self._asked
-
-    @property
-    def insisted(self) -> bool:
-        """Stop at once."""
-        return self._insisted
-
-    def wait(self, seconds: float) -> bool:
-        """Sleep until asked, for ``seconds`` at most. True when asked."""
-        deadline = time.monotonic() + seconds
-        while not self._asked and (left := deadline - time.monotonic()) > 0:
-            time.sleep(min(left, POLL_S))
-        return self._asked
 
 
 class LocalCluster:
@@ -75,16 +35,27 @@ class LocalCluster:
         log_dir: gets one file per process.
         say: gets progress lines.
         stop_request: ends `start` early and shortens `stop`.
+        state_file: tells others what runs.
+        restart_delays_s: before each restart of a row; after the last one the cluster gives up.
     """
 
     def __init__(
-        self, processes: Sequence[ProcessSpec], log_dir: Path, say: Say, stop_request: StopRequest | None = None
+        self,
+        processes: Sequence[ProcessSpec],
+        log_dir: Path,
+        say: Say,
+        stop_request: StopRequest | None = None,
+        *,
+        state_file: StateFile | None = None,
+        restart_delays_s: Sequence[float] = DELAYS_S,
     ) -> None:
         self._specs = {process.name: process for process in processes}
         self._log_dir = log_dir
         self._say = say
         self._stop_request = stop_request or StopRequest()
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._state_file = state_file
+        self._restart_delays_s = restart_delays_s
+        self._lives: dict[str, Life] = {}
 
     def __enter__(self) -> Self:
         self.start()
@@ -102,36 +73,38 @@ class LocalCluster:
 
     def pid(self, name: str) -> int | None:
         """Process id; None when it is not running."""
-        process = self._children.get(name)
-        return process.pid if process else None
+        life = self._lives.get(name)
+        return life.pid if life else None
+
+    def restarts(self, name: str) -> int:
+        """How often it was started again because it had ended by itself."""
+        life = self._lives.get(name)
+        return life.restarts if life else 0
 
     def start(self) -> None:
-        """Start everything in order, each when the one before is ready. On failure nothing stays behind.
+        """Start everything in order, each batch when the one before is ready. On failure nothing stays behind.
 
         Raises:
-            MachineError: ports in use, or no folder for logs; nothing was started.
+            MachineError: ports in use, the cluster runs already, or no folder for logs; nothing was started.
             ProcessFailed: one of them ended or was not ready in time.
             Interrupted: asked to stop meanwhile.
         """
-        if problems := busy_ports(tuple(self._specs.values())):
-            raise MachineError(problems)
-        try:
-            self._log_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise MachineError(
-                [f"no folder for logs at {self._log_dir}: {error.strerror}; choose --state-dir"]
-            ) from error
+        self._prepare()
         with ExitStack() as undo:
             undo.callback(self.stop)
-            for name in self.names:
-                self.log_path(name).unlink(missing_ok=True)
-                self.start_process(name)
+            for _, batch in groupby(self._specs.values(), key=lambda spec: spec.batch or spec.name):
+                names = [spec.name for spec in batch]
+                for name in names:
+                    self._launch(name)
+                self._wait_ready(names)
             undo.pop_all()
 
     def stop(self) -> None:
         """Stop everything in reverse order. Does nothing the second time."""
         for name in reversed(self.names):
             self.stop_process(name)
+        if self._state_file:
+            self._state_file.remove()
 
     def start_process(self, name: str) -> None:
         """Start one process and wait until it is ready.
@@ -139,42 +112,20 @@ class LocalCluster:
         Raises:
             ProcessFailed, Interrupted: as `start`; it does not stop the others.
         """
-        assert name not in self._children, f"{name} is running"
-        spec = self._specs[name]
-        with self.log_path(name).open("ab") as log:
-            self._children[name] = subprocess.Popen(
-                (sys.executable, "-I", "-S", child.__file__, str(os.getpid()), *spec.argv),
-                env=os.environ | spec.env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self._wait_ready(spec)
+        assert name not in self._lives, f"{name} is running"
+        self._launch(name)
+        self._wait_ready([name])
 
     def stop_process(self, name: str) -> None:
         """SIGTERM, then SIGKILL for whatever remains after the process's time. Does nothing when it is not running."""
-        process = self._children.get(name)
-        if process is None:
-            return
-        if not _has_ended(process):
-            self._say(f"{name}: stopping")
-            process.terminate()
-        deadline = time.monotonic() + self._specs[name].stop_timeout_s
-        while not _has_ended(process) and not self._stop_request.insisted:
-            if time.monotonic() > deadline:
-                self._say(f"{name}: did not stop in {self._specs[name].stop_timeout_s:.0f} s, killed")
-                break
-            time.sleep(POLL_S)
-        _kill_group(process)
-        process.wait()
-        del self._children[name]
+        if life := self._lives.pop(name, None):
+            life.stop(self._stop_request)
+            self._record()
 
     def kill_process(self, name: str) -> None:
         """SIGKILL the process and its group, as a crash does, and forget it."""
-        process = self._children.pop(name)
-        _kill_group(process)
-        process.wait()
+        self._lives.pop(name).kill()
+        self._record()
 
     def restart(self, name: str) -> None:
         """Stop one process, start it again with the same command and wait until it is ready."""
@@ -192,19 +143,15 @@ class LocalCluster:
             raise Interrupted("stopped before it was done")
         self._check_processes()
 
-    def _check_processes(self) -> None:
-        for name, process in self._children.items():
-            if _has_ended(process):
-                raise ProcessFailed(name, _how_it_ended(process), self.log_tail(name))
-
     def watch(self) -> None:
-        """Return when asked to stop.
+        """Start again what ends by itself, until asked to stop.
 
         Raises:
-            ProcessFailed: a process ended first.
+            ProcessFailed: a process fails again and again.
         """
         while not self._stop_request.wait(POLL_S * 4):
-            self._check_processes()
+            for name, life in tuple(self._lives.items()):
+                self._keep_alive(name, life)
 
     def log_path(self, name: str) -> Path:
         """The file with everything that a process wrote."""
@@ -215,40 +162,74 @@ class LocalCluster:
         with self.log_path(name).open(encoding="utf-8", errors="replace") as log:
             return tuple(line.rstrip("\n") for line in deque(log, maxlen=lines))
 
-    def _wait_ready(self, spec: ProcessSpec) -> None:
-        started = time.monotonic()
-        said, said_at = "", started
+    def _prepare(self) -> None:
+        problems = busy_ports(tuple(self._specs.values()))
+        if self._state_file and (pid := self._state_file.holder()):
+            problems.append(f"the cluster runs already, by pid {pid}: stop that one, or choose another --state-dir")
+        if problems:
+            raise MachineError(problems)
+        try:
+            self._log_dir.mkdir(parents=True, exist_ok=True)
+            for spec in self._specs.values():
+                self.log_path(spec.name).unlink(missing_ok=True)
+                if spec.data_dir:
+                    shutil.rmtree(spec.data_dir, ignore_errors=True)
+                    Path(spec.data_dir).mkdir(parents=True, mode=0o700)
+        except OSError as error:
+            folder = error.filename or self._log_dir
+            raise MachineError([f"no folder at {folder}: {error.strerror}; choose --state-dir"]) from error
+
+    def _launch(self, name: str) -> None:
+        self._lives[name] = Life(self._specs[name], self.log_path(name), self._say, self._restart_delays_s)
+        self._record()
+
+    def _wait_ready(self, names: Sequence[str]) -> None:
+        waiting = list(names)
         while True:
             self._check_processes()
-            waiting = next(filter(None, map(waiting_for, spec.probes)), "")
-            now = time.monotonic()
+            waiting = [name for name in waiting if not self._lives[name].becomes_ready()]
             if not waiting:
-                self._say(f"{spec.name}: ready after {now - started:.1f} s")
                 return
-            if now - started > spec.start_timeout_s:
-                reason = f"was not ready after {spec.start_timeout_s:.0f} s: {waiting}"
-                raise ProcessFailed(spec.name, reason, self.log_tail(spec.name))
-            if now - said_at > (PROGRESS_EVERY_S if waiting == said else PROGRESS_AT_CHANGE_S):
-                self._say(f"{spec.name}: {waiting} ({now - started:.0f} s)")
-                said, said_at = waiting, now
+            for name in waiting:
+                if late := self._lives[name].lateness():
+                    raise ProcessFailed(name, late, self.log_tail(name))
             if self._stop_request.wait(POLL_S):
-                raise Interrupted(f"stopped while {spec.name} was starting")
+                raise Interrupted(f"stopped while {', '.join(waiting)} was starting")
 
+    def _check_processes(self) -> None:
+        for name, life in self._lives.items():
+            if ending := life.ending():
+                raise ProcessFailed(name, ending, self.log_tail(name))
 
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """True when the process ended. Leaves it to be reaped, so that its group's number stays taken."""
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    def _keep_alive(self, name: str, life: Life) -> None:
+        if life.is_due:
+            life.restart()
+            self._record()
+        elif ending := life.ending():
+            self._plan_restart(name, life, ending)
+        elif life.is_starting and not life.becomes_ready() and (late := life.lateness()):
+            self._plan_restart(name, life, late)
 
+    def _plan_restart(self, name: str, life: Life, reason: str) -> None:
+        delay_s = life.fail()
+        self._record()
+        if delay_s is None:
+            raise ProcessFailed(name, f"{reason}, failure {life.failures} in a row", self.log_tail(name))
+        when = f" in {delay_s:.0f} s" if delay_s else ""
+        self._say(f"{name}: {reason}; starting it again{when} (log: {self.log_path(name)})")
 
-def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
-    end = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert end is not None, "waitid without WNOHANG waits"
-    if end.si_code == os.CLD_EXITED:
-        return f"ended with exit status {end.si_status}"
-    return f"was killed by {signal.Signals(end.si_status).name}"
+    def _record(self) -> None:
+        if self._state_file:
+            self._state_file.write([self._state_of(spec) for spec in self._specs.values()])
 
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    # A group vanishes only with its last member; its leader, ended or not, is not reaped yet.
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    def _state_of(self, spec: ProcessSpec) -> ProcessState:
+        probes = (probe.url for probe in spec.probes if isinstance(probe, HttpProbe))
+        return ProcessState(
+            name=spec.name,
+            component=str(spec.component or ""),
+            pid=self.pid(spec.name) or 0,
+            restarts=self.restarts(spec.name),
+            url=spec.url,
+            probe_url=next(probes, ""),
+            ports=spec.ports,
+        )

@@ -1,13 +1,24 @@
-from itertools import combinations
+import dataclasses
+from itertools import combinations, groupby
+from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvtier_operator.api import KVCacheCluster, PortRange, StoreKind, parse
+from kvtier_operator.api import (
+    Coordination,
+    Durability,
+    KVCacheCluster,
+    ManagedEtcd,
+    PortRange,
+    StoreKind,
+    parse,
+)
 from kvtier_operator.errors import SpecError
+from kvtier_operator.observed import Component
 from kvtier_operator.planning.ports import PortWant, allocate, ports_needed
 from kvtier_operator.process_plan import plan_processes
-from kvtier_operator.resources.processes import ProcessSpec, Programs
+from kvtier_operator.resources.processes import AnyProbe, HttpProbe, ProcessSpec, Programs
 from kvtier_worker.contract import WorkerSettings
 
 
@@ -43,7 +54,7 @@ def cluster(
 
 
 def plan(described: KVCacheCluster) -> dict[str, ProcessSpec]:
-    return {process.name: process for process in plan_processes(described, "/models/tiny", Programs())}
+    return {process.name: process for process in plan_processes(described, "/models/tiny", Programs(), "/state")}
 
 
 def settings_of(process: ProcessSpec) -> WorkerSettings:
@@ -161,3 +172,105 @@ def test_blocks_are_packed_disjoint_and_in_the_order_of_the_wants(counts: list[i
 
 def test_the_same_manifest_gives_the_same_commands() -> None:
     assert plan(cluster(nodes=3, engines=2)) == plan(cluster(nodes=3, engines=2))
+
+
+def with_election(described: KVCacheCluster, *, members: int = 1, masters: int = 3) -> KVCacheCluster:
+    return dataclasses.replace(
+        described,
+        master=dataclasses.replace(described.master, replicas=masters, durability=Durability.OPLOG),
+        coordination=Coordination(managed=ManagedEtcd(replicas=members)),
+    )
+
+
+def test_etcd_comes_first_and_each_kind_starts_as_one_batch_except_engines() -> None:
+    processes = plan(with_election(cluster(nodes=2, engines=2), members=3, masters=2))
+    batches = [list(batch) for _, batch in groupby(processes, key=lambda name: processes[name].batch or name)]
+    assert batches == [
+        ["etcd-0", "etcd-1", "etcd-2"],
+        ["master-0", "master-1"],
+        ["store-dram-0", "store-dram-1"],
+        ["engine-0"],
+        ["engine-1"],
+    ]
+
+
+def test_masters_elect_over_etcd_and_clients_find_them_there_under_the_same_id() -> None:
+    processes = plan(with_election(cluster(), members=3))
+    endpoints = [flags_of(processes[f"etcd-{index}"])["advertise-client-urls"] for index in range(3)]
+    hosts = [endpoint.removeprefix("http://") for endpoint in endpoints]
+    masters = [flags_of(processes[f"master-{index}"]) for index in range(3)]
+    assert {master["ha_backend_connstring"] for master in masters} == {";".join(hosts)}
+    assert {master["enable_ha"] for master in masters} == {master["enable_oplog"] for master in masters} == {"true"}
+    (cluster_id,) = {master["cluster_id"] for master in masters}
+    assert cluster_id == "default.demo"
+    for client in (processes["store-dram-0"], processes["engine-0"]):
+        assert flags_of(client).items() & {
+            ("master_server_address", f"etcd://{';'.join(hosts)}"),
+            ("store_master_server_address", f"etcd://{';'.join(hosts)}"),
+        }
+        assert client.env["MC_STORE_CLUSTER_ID"] == cluster_id
+
+
+def test_without_durability_the_masters_keep_no_log() -> None:
+    described = with_election(cluster())
+    described = dataclasses.replace(described, master=dataclasses.replace(described.master, durability=Durability.NONE))
+    assert flags_of(plan(described)["master-0"])["enable_oplog"] == "false"
+
+
+def test_masters_are_ready_when_each_answers_and_one_of_them_serves() -> None:
+    processes = plan(with_election(cluster(), masters=2))
+    admins = [processes[f"master-{index}"].url for index in range(2)]
+    for index, admin in enumerate(admins):
+        own, leader = processes[f"master-{index}"].probes
+        assert own == HttpProbe(f"{admin}/health")
+        assert isinstance(leader, AnyProbe)
+        assert leader.probes == tuple(HttpProbe(f"{one}/health", {"service_ready": True}) for one in admins)
+
+
+def test_an_external_etcd_is_used_as_it_is() -> None:
+    described = dataclasses.replace(cluster(), coordination=Coordination(external=("10.0.0.1:2379", "10.0.0.2:2379")))
+    processes = plan(described)
+    assert not [name for name in processes if name.startswith("etcd")]
+    assert flags_of(processes["master-0"])["ha_backend_connstring"] == "10.0.0.1:2379;10.0.0.2:2379"
+    assert settings_of(processes["engine-0"]).store_master_server_address == "etcd://10.0.0.1:2379;10.0.0.2:2379"
+
+
+def test_members_of_an_etcd_know_one_another_and_keep_their_data_apart() -> None:
+    members = [plan(with_election(cluster(), members=3))[f"etcd-{index}"] for index in range(3)]
+    flags = [flags_of(member) for member in members]
+    listed = ",".join(f"{flag['name']}={flag['initial-advertise-peer-urls']}" for flag in flags)
+    assert {flag["initial-cluster"] for flag in flags} == {listed}
+    folders = [flag["data-dir"] for flag in flags]
+    assert folders == [member.data_dir for member in members] == [f"/state/etcd-{index}" for index in range(3)]
+
+
+def test_every_process_has_an_address_of_its_own_as_a_pod_has() -> None:
+    processes = plan(with_election(cluster(nodes=2, engines=2)))
+    urls = [process.url for process in processes.values() if process.component is not Component.ENGINE]
+    hosts = [str(urlsplit(url).hostname) for url in urls]
+    hosts += [settings_of(processes[f"engine-{index}"]).store_endpoint(0).host for index in range(2)]
+    assert len(set(hosts)) == len(hosts)
+    assert all(host.startswith("127.0.1.") for host in hosts)
+
+
+def test_several_pools_and_roles_run_side_by_side_and_none_may_be_idle() -> None:
+    described = cluster()
+    pool, role = described.pools[0], described.roles[0]
+    described = dataclasses.replace(
+        described,
+        pools=(pool, dataclasses.replace(pool, name="more", replicas=2)),
+        roles=(
+            role,
+            dataclasses.replace(role, name="small", port=9000, replicas=2),
+            dataclasses.replace(role, name="idle", port=9100, replicas=0),
+        ),
+    )
+    assert list(plan(described)) == [
+        "master-0",
+        "store-dram-0",
+        "store-more-0",
+        "store-more-1",
+        "engine-0",
+        "small-0",
+        "small-1",
+    ]

@@ -13,13 +13,17 @@ from importlib.metadata import EntryPoint, entry_points, version
 
 COMMAND_GROUP = "kvtier.commands"
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+"""As shells say it of a program that Ctrl-C ended."""
 
 _SUMMARIES = {
-    "up": "Run a KVCacheCluster manifest on this machine: master, store nodes, engine.",
+    "up": "Run a KVCacheCluster manifest on this machine: etcd, masters, store nodes, engines.",
+    "status": "Show what `kvtier up` runs: processes, leader, store, hit rates.",
     "engine": "Serve a model over the OpenAI API with the three-tier KV cache.",
     "service": "Route requests over several engines.",
     "store": "Give memory of this machine to a Mooncake Store.",
     "operator": "Reconcile KVCacheCluster resources in Kubernetes.",
+    "slot": "Become a program with the settings of one slot of a set of pods.",
     "doctor": "Check what this machine offers and say what to do about the rest.",
     "top": "Show what the tiers of a running engine do.",
     "bench": "Measure.",
@@ -42,7 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = f"did you mean `kvtier {near[0]}`?" if near else "`kvtier --help` lists the commands"
         sys.stderr.write(f"kvtier: no command {name!r}; {hint}\n")
         return EXIT_USAGE
-    return _run(commands[name], rest)
+    try:
+        return _run(commands[name], rest)
+    except KeyboardInterrupt:  # before the command minds signals itself: its modules take a while to load
+        return EXIT_INTERRUPTED
 
 
 def xllm(argv: Sequence[str] | None = None) -> int:

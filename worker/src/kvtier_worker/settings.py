@@ -22,6 +22,7 @@ from kvtier_worker.machine.memory import physical_memory_bytes
 from kvtier_worker.machine.ports import hold_port, port_holder
 from kvtier_worker.machine.rdma import RdmaPort, rdma_ports, rdma_violations
 from kvtier_worker.model.config import ModelConfig, load_config
+from kvtier_worker.model.packaged import with_model_folder
 
 _GIB = 2**30
 
@@ -48,7 +49,7 @@ class Machine:
 
 
 def load_settings(argv: Sequence[str], env: Mapping[str, str], machine: Machine) -> WorkerSettings:
-    """Parse a command line and check that it can work here.
+    """Parse a command line and check that it can work here; a packaged model becomes its folder, made on first use.
 
     Raises:
         ConfigError: with every violation.
@@ -58,6 +59,10 @@ def load_settings(argv: Sequence[str], env: Mapping[str, str], machine: Machine)
     unread = {name for name, _ in parsed.errors}
     found = list(parsed.errors)
     found += [(name, text) for name, text in violations(settings) if name not in unread]
+    try:
+        settings = with_model_folder(settings)
+    except ConfigError as error:
+        found += [("model", text) for text in error.violations]
     wrong = {name for name, _ in found}
     for check in _CHECKS:
         if not wrong & check.needs:

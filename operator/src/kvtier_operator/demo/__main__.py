@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvtier_operator.api import KVCacheCluster
+from kvtier_operator.console import StopRequest
 from kvtier_operator.demo.client import EngineHttp
 from kvtier_operator.demo.phases import MAX_TOKENS, Walk
 from kvtier_operator.demo.prompt import harbour_log
@@ -23,7 +24,7 @@ from kvtier_operator.local import API_KEY_VARIABLE, EXIT_FAILED, EXIT_UNFIT, cur
 from kvtier_operator.manifest import load
 from kvtier_operator.resources.engine import engine_name
 from kvtier_operator.resources.processes import LOOPBACK
-from kvtier_operator.supervisor import LocalCluster, StopRequest
+from kvtier_operator.supervisor import LocalCluster
 
 EXIT_INTERRUPTED = 130
 

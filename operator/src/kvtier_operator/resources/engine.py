@@ -10,7 +10,7 @@ from kvtier_worker.contract import WorkerSettings
 
 from kvtier_operator.api import KVCacheCluster, Role
 from kvtier_operator.observed import Component
-from kvtier_operator.planning.ports import PORTS_PER_STORE_CLIENT, PortBlock
+from kvtier_operator.planning.ports import PortBlock, engine_ports
 from kvtier_operator.planning.revision import effective_model_id
 from kvtier_operator.resources.master import MasterAddress
 from kvtier_operator.resources.processes import LOOPBACK, HttpProbe, ProcessSpec, Programs
@@ -52,21 +52,14 @@ class StoreAddresses:
     shm_client: str = ""
 
 
-def engine_ports(role: Role) -> int:
-    """Ports of one engine of the role, its HTTP API apart."""
-    return 1 + role.tensor + PORTS_PER_STORE_CLIENT * role.tensor
-
-
 def engine_name(role: str, index: int) -> str:
     """Name of an engine."""
     return f"{role}-{index}"
 
 
-def engine_settings(
-    cluster: KVCacheCluster, role: Role, place: EnginePlace, store: StoreAddresses
-) -> WorkerSettings:
+def engine_settings(cluster: KVCacheCluster, role: Role, place: EnginePlace, store: StoreAddresses) -> WorkerSettings:
     """Settings of one engine."""
-    tiers = role.tiers
+    tiers, layout = role.tiers, engine_ports(role)
     settings = WorkerSettings(
         model=place.model_dir,
         model_id=effective_model_id(cluster.model),
@@ -77,7 +70,7 @@ def engine_settings(
         host_blocks_factor=tiers.host_blocks_factor,
         tp_size=role.tensor,
         # The workers of an engine are on one machine, whatever others call it.
-        master_node_addr=f"{LOOPBACK}:{place.ports.port(0)}",
+        master_node_addr=f"{LOOPBACK}:{place.ports.port(layout.rendezvous)}",
     )
     if tiers.store_enabled:
         settings = dataclasses.replace(
@@ -87,7 +80,7 @@ def engine_settings(
             prefetch_timeout=tiers.prefetch_timeout_ms,
             store_protocol=str(cluster.transport.protocol),
             store_master_server_address=store.master.url,
-            store_local_hostname=f"{place.store_host}:{place.ports.port(1)}",
+            store_local_hostname=f"{place.store_host}:{place.ports.port(layout.labels)}",
             store_shm_client=store.shm_client,
         )
     extra: dict[str, Any] = dict(role.settings)  # names and types were checked when the manifest was parsed
@@ -100,7 +93,7 @@ def engine_env(role: Role, ports: PortBlock, master: MasterAddress) -> Mapping[s
 
 
 def engine_process(
-    name: str, role: Role, settings: WorkerSettings, ports: PortBlock, master: MasterAddress, programs: Programs
+    name: str, role: Role, settings: WorkerSettings, *, ports: PortBlock, master: MasterAddress, programs: Programs
 ) -> ProcessSpec:
     """One engine with its workers."""
     data = _data_ports(role, ports)
@@ -110,7 +103,7 @@ def engine_process(
         argv=(*programs.kvtier, "engine", *settings.to_argv()),
         env=engine_env(role, ports, master),
         probes=(HttpProbe(f"{url}/ready"),),
-        ports={settings.port: "HTTP API", ports.port(0): "rendezvous of the workers"}
+        ports={settings.port: "HTTP API", ports.port(engine_ports(role).rendezvous): "rendezvous of the workers"}
         | dict.fromkeys(range(data.start, data.stop), "store data"),
         start_timeout_s=600,
         stop_timeout_s=settings.drain_timeout / 1000 + STOP_MARGIN_S,
@@ -120,4 +113,4 @@ def engine_process(
 
 
 def _data_ports(role: Role, ports: PortBlock) -> PortBlock:
-    return ports.tail(1 + role.tensor)
+    return ports.tail(engine_ports(role).data)

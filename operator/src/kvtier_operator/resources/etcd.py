@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtier_operator.observed import Component
-from kvtier_operator.planning.ports import PortBlock
+from kvtier_operator.planning.ports import EtcdPort, PortBlock
 from kvtier_operator.resources.processes import HttpProbe, ProcessSpec, Programs
 
-ETCD_PORTS = 2
 QUOTA_BYTES = 8 << 30
 """The masters' log grows with every put and is never trimmed; etcd's default of 2 GiB is soon full."""
 
@@ -46,8 +45,8 @@ def etcd_name(index: int) -> str:
 
 
 def etcd_member(index: int, host: str, ports: PortBlock) -> EtcdMember:
-    """A member on its block ``[client | peer]``."""
-    return EtcdMember(etcd_name(index), host, ports.port(0), ports.port(1))
+    """A member on its block."""
+    return EtcdMember(etcd_name(index), host, ports.port(EtcdPort.CLIENT), ports.port(EtcdPort.PEER))
 
 
 def etcd_flags(

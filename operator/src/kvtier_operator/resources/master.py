@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 from kvtier_operator.api import Durability, KVCacheCluster
 from kvtier_operator.observed import Component
-from kvtier_operator.planning.ports import PortBlock
+from kvtier_operator.planning.ports import MasterPort, PortBlock
 from kvtier_operator.resources.processes import AnyProbe, HttpProbe, Probe, ProcessSpec, Programs, TcpProbe
 
-MASTER_PORTS = 2
-_RPC, _ADMIN = range(MASTER_PORTS)
 _SERVES = {"service_ready": True}
 """/health answers 200 before it serves; this in its body is the truth."""
 
@@ -44,17 +42,18 @@ def master_address(cluster: KVCacheCluster, host: str, ports: PortBlock, etcd: S
 
     Args:
         cluster: whose masters.
-        host, ports: of the only master when there is no etcd.
+        host: of the only master when there is no etcd.
+        ports: its block, likewise.
         etcd: host:port of every member; empty = none.
     """
     if etcd:
         return MasterAddress(f"etcd://{';'.join(etcd)}", cluster.effective_cluster_id)
-    return MasterAddress(f"{host}:{ports.port(_RPC)}")
+    return MasterAddress(f"{host}:{ports.port(MasterPort.RPC)}")
 
 
 def master_admin_url(host: str, ports: PortBlock) -> str:
     """Its health, metrics and admin API."""
-    return f"http://{host}:{ports.port(_ADMIN)}"
+    return f"http://{host}:{ports.port(MasterPort.ADMIN)}"
 
 
 def master_flags(
@@ -72,9 +71,9 @@ def master_flags(
     master = cluster.master
     return (
         f"--rpc_address={host}",
-        f"--rpc_port={ports.port(_RPC)}",
+        f"--rpc_port={ports.port(MasterPort.RPC)}",
         f"--metrics_host={admin_host or host}",
-        f"--metrics_port={ports.port(_ADMIN)}",
+        f"--metrics_port={ports.port(MasterPort.ADMIN)}",
         f"--default_kv_lease_ttl={master.lease_ttl_ms}",
         f"--client_ttl={master.client_ttl_ms // 1000}",
         *_election_flags(cluster, etcd),
@@ -83,8 +82,13 @@ def master_flags(
 
 
 def master_process(
-    index: int, cluster: KVCacheCluster, hosts: Sequence[str], blocks: Sequence[PortBlock], *, etcd: Sequence[str],
-    programs: Programs
+    index: int,
+    cluster: KVCacheCluster,
+    hosts: Sequence[str],
+    blocks: Sequence[PortBlock],
+    *,
+    etcd: Sequence[str],
+    programs: Programs,
 ) -> ProcessSpec:
     """One master.
 
@@ -94,23 +98,26 @@ def master_process(
     Args:
         index: which one.
         cluster: whose master.
-        hosts, blocks: of all masters.
+        hosts: of all masters.
+        blocks: of all masters, too.
         etcd: host:port of every member; empty = no election.
         programs: commands of this machine.
     """
     host, ports = hosts[index], blocks[index]
     admin = master_admin_url(host, ports)
-    rpc = ports.port(_RPC)
+    rpc = ports.port(MasterPort.RPC)
     probes: tuple[Probe, ...] = (HttpProbe(f"{admin}/health", _SERVES), TcpProbe(rpc, host))
     if etcd:
-        serving = tuple(HttpProbe(f"{master_admin_url(*one)}/health", _SERVES) for one in zip(hosts, blocks, strict=True))
+        serving = tuple(
+            HttpProbe(f"{master_admin_url(*one)}/health", _SERVES) for one in zip(hosts, blocks, strict=True)
+        )
         probes = (HttpProbe(f"{admin}/health"), AnyProbe(serving, "a leader"))
     return ProcessSpec(
         name=master_name(index),
         argv=(*programs.mooncake_master, *master_flags(cluster, host=host, ports=ports, etcd=etcd)),
         env={"GLOG_minloglevel": "1"},
         probes=probes,
-        ports={rpc: "RPC", ports.port(_ADMIN): "admin and metrics"},
+        ports={rpc: "RPC", ports.port(MasterPort.ADMIN): "admin and metrics"},
         start_timeout_s=60 if etcd else 30,
         stop_timeout_s=5,
         component=Component.MASTER,

@@ -8,13 +8,9 @@ from kvtier_worker.contract import HostPort
 
 from kvtier_operator.api import StoreKind, StorePool, Transport
 from kvtier_operator.observed import Component
-from kvtier_operator.planning.ports import PORTS_PER_STORE_CLIENT, PortBlock
+from kvtier_operator.planning.ports import PortBlock, StorePort
 from kvtier_operator.resources.master import MasterAddress
 from kvtier_operator.resources.processes import HttpProbe, Probe, ProcessSpec, Programs, TcpProbe
-
-_LABEL, _HTTP, _SHM, _DATA = range(4)
-STORE_PORTS = _DATA + 2 * PORTS_PER_STORE_CLIENT
-"""A node that also serves shared memory holds two clients."""
 
 MOONCAKE_CLIENT_ENV: Mapping[str, str] = {
     "GLOG_minloglevel": "1",
@@ -33,7 +29,7 @@ def store_name(pool: str, index: int) -> str:
 
 def shm_address(host: str, ports: PortBlock) -> str:
     """host:port at which engines on the same machine reach a node that offers shared memory."""
-    return f"{host}:{ports.port(_SHM)}"
+    return f"{host}:{ports.port(StorePort.SHM)}"
 
 
 def data_port_env(data_ports: PortBlock) -> Mapping[str, str]:
@@ -62,12 +58,12 @@ def store_flags(
             the address itself.
     """
     common = (
-        f"--host={host}:{ports.port(_LABEL)}",
+        f"--host={host}:{ports.port(StorePort.LABEL)}",
         f"--global_segment_size={pool.segment_bytes}",
         f"--master_server_address={master.url}",
-        f"--http_port={http.port if http else ports.port(_HTTP)}",
+        f"--http_port={http.port if http else ports.port(StorePort.HTTP)}",
     )
-    shm = ports.port(_SHM)
+    shm = ports.port(StorePort.SHM)
     if pool.kind is StoreKind.KVTIER:
         listen = (f"--http_host={http.host}",) if http else ()
         return (*common, *listen, *((f"--shm_port={shm}",) if transport.shared_memory else ()))
@@ -84,7 +80,7 @@ def store_flags(
 def store_env(pool: StorePool, ports: PortBlock, master: MasterAddress) -> Mapping[str, str]:
     """Environment of one node."""
     own = {} if pool.kind is StoreKind.KVTIER else MOONCAKE_CLIENT_ENV
-    return {**own, **data_port_env(ports.tail(_DATA)), **master.env}
+    return {**own, **data_port_env(ports.tail(StorePort.DATA)), **master.env}
 
 
 def store_process(
@@ -98,8 +94,8 @@ def store_process(
     programs: Programs,
 ) -> ProcessSpec:
     """One node of a pool."""
-    http, shm, data = ports.port(_HTTP), ports.port(_SHM), ports.tail(_DATA)
-    program = programs.kvtier + ("store",) if pool.kind is StoreKind.KVTIER else programs.mooncake_client
+    http, shm, data = ports.port(StorePort.HTTP), ports.port(StorePort.SHM), ports.tail(StorePort.DATA)
+    program = (*programs.kvtier, "store") if pool.kind is StoreKind.KVTIER else programs.mooncake_client
     url = f"http://{host}:{http}"
     probes: tuple[Probe, ...] = (HttpProbe(f"{url}/ready"),)
     if pool.kind is StoreKind.MOONCAKE_CLIENT:

@@ -1,12 +1,15 @@
-"""Listening ports of this machine: hold one, or say who does."""
+"""Ports of this machine: hold one, see whether it is free, or say who has it."""
 
 from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 _LISTEN = "0A"
+_CLOSING = frozenset({"04", "05", "06", "07", "09", "0B"})
+"""FIN_WAIT1, FIN_WAIT2, TIME_WAIT, CLOSE, LAST_ACK, CLOSING, as the kernel writes them."""
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
 
@@ -26,6 +29,20 @@ def hold_port(host: str, port: int) -> socket.socket:
         held.close()
         raise
     return held
+
+
+def port_is_free(port: int) -> bool:
+    """True when nobody listens on the port of any interface, where Mooncake would bind it.
+
+    Connections that a former process left do not count: those of Mooncake's own listeners keep the port from being
+    bound for a minute, even with SO_REUSEADDR; Mooncake then takes another one of its range.
+    """
+    try:
+        hold_port("0.0.0.0", port).close()  # noqa: S104 - the question is about every interface
+    except OSError:
+        states = {fields[3] for fields in _sockets() if _port_of(fields) == port}
+        return bool(states) and states <= _CLOSING
+    return True
 
 
 def answers(host: str, port: int, timeout_s: float) -> bool:
@@ -55,15 +72,18 @@ def port_holder(port: int) -> str:
 
 
 def _listening_inodes(port: int) -> set[str]:
-    found: set[str] = set()
+    return {f"socket:[{fields[9]}]" for fields in _sockets() if fields[3] == _LISTEN and _port_of(fields) == port}
+
+
+def _sockets() -> Iterator[list[str]]:
+    """Every TCP socket of this network namespace, as fields of a line of the kernel's tables."""
     for table in _TABLES:
-        if not table.exists():
-            continue
-        for line in table.read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
-                found.add(f"socket:[{fields[9]}]")
-    return found
+        if table.exists():
+            yield from map(str.split, table.read_text().splitlines()[1:])
+
+
+def _port_of(fields: list[str]) -> int:
+    return int(fields[1].rpartition(":")[2], 16)
 
 
 def _socket_inodes(process: Path) -> set[str]:

@@ -222,6 +222,10 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 2
+    except OSError as error:
+        where = "set KVTIER_CACHE to a folder that can be written"
+        sys.stderr.write(f"{error.filename or folder} cannot be written ({error.strerror}); {where}\n")
+        return 2
     return 0
 
 
