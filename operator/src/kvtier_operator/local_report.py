@@ -1,15 +1,35 @@
-"""What `kvtier status` found out about a cluster on this machine, as records and as text. Pure."""
+"""What is known of a cluster on this machine, as records, and how `kvtier status` shows it. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kvtier_operator.local_state import ProcessState
-
 TIERS = ("device", "host", "store")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _STEP = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """One process.
+
+    Attributes:
+        component: what it is for, as in the label of a pod.
+        pid: 0 = not running now.
+        restarts: how often it was started again after it had ended by itself.
+        url: of its HTTP port; empty = it has none.
+        probe_url: answers 200 when it is ready; empty = unknown.
+        ports: that it binds, with what each is for.
+    """
+
+    name: str
+    component: str
+    pid: int
+    restarts: int
+    url: str
+    probe_url: str
+    ports: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)

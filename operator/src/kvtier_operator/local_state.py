@@ -11,30 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from kvtier_operator.errors import MachineError
+from kvtier_operator.local_report import ProcessState
 
 STATE_FILE = "state.json"
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessState:
-    """One process.
-
-    Attributes:
-        component: what it is for, as in the label of a pod.
-        pid: 0 = not running now.
-        restarts: how often it was started again after it had ended by itself.
-        url: of its HTTP port; empty = it has none.
-        probe_url: answers 200 when it is ready; empty = unknown.
-        ports: that it binds, with what each is for.
-    """
-
-    name: str
-    component: str
-    pid: int
-    restarts: int
-    url: str
-    probe_url: str
-    ports: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,12 @@ from kvtier_operator.local_report import (
     ClusterReport,
     EngineReport,
     ProcessReport,
+    ProcessState,
     SegmentReport,
     StoreReport,
     render,
 )
-from kvtier_operator.local_state import STATE_FILE, ClusterState, ProcessState, read_state
+from kvtier_operator.local_state import STATE_FILE, ClusterState, read_state
 from kvtier_operator.manifest import load
 from kvtier_operator.observed import Component
 from kvtier_operator.probes import get

@@ -19,7 +19,8 @@ from typing import Self
 from kvtier_operator.console import POLL_S, Say, StopRequest
 from kvtier_operator.errors import Interrupted, MachineError, ProcessFailed
 from kvtier_operator.lives import Life
-from kvtier_operator.local_state import ProcessState, StateFile
+from kvtier_operator.local_report import ProcessState
+from kvtier_operator.local_state import StateFile
 from kvtier_operator.probes import busy_ports
 from kvtier_operator.resources.processes import HttpProbe, ProcessSpec
 from kvtier_operator.restarts import DELAYS_S

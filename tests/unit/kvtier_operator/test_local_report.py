@@ -6,11 +6,11 @@ from kvtier_operator.local_report import (
     ClusterReport,
     EngineReport,
     ProcessReport,
+    ProcessState,
     SegmentReport,
     StoreReport,
     render,
 )
-from kvtier_operator.local_state import ProcessState
 
 
 def process(name: str, component: str, *, pid: int = 7, restarts: int = 0) -> ProcessState:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from kvtier_operator.errors import MachineError
-from kvtier_operator.local_state import STATE_FILE, ProcessState, StateFile, read_state
+from kvtier_operator.local_report import ProcessState
+from kvtier_operator.local_state import STATE_FILE, StateFile, read_state
 
 MASTER = ProcessState("master-0", "master", 17, 2, "http://127.0.1.1:1", "http://127.0.1.1:1/health", {1: "admin"})
 
