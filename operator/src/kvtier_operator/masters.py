@@ -22,7 +22,7 @@ class MasterSilent(OperatorError):
 
 
 class DrainUnsupported(OperatorError):
-    """The running master has no drain jobs."""
+    """The running master has no drain jobs, or nothing of this segment to move."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,10 @@ _LAG = re.compile(r"^ha_oplog_standby_lag(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 _RUNNING = frozenset({"CREATED", "PLANNING", "RUNNING"})
 
 
+class _Refused(MasterSilent):
+    """The master answered that there is no such path, job or segment."""
+
+
 @dataclass(slots=True)
 class HttpMasterAdmin:
     """Admin calls of any number of masters through one session. An async context manager."""
@@ -60,7 +64,10 @@ class HttpMasterAdmin:
     async def start_drain(self, address: AdminAddress, segment: str) -> str:
         """See `MasterAdmin.start_drain`."""
         body = {"segments": [segment], "target_segments": [], "max_concurrency": _CONCURRENCY}
-        answer = _mapping(await self._ask("POST", address, "/api/v1/drain_jobs", body))
+        try:
+            answer = _mapping(await self._ask("POST", address, "/api/v1/drain_jobs", body))
+        except _Refused as error:
+            raise DrainUnsupported(str(error)) from error
         if "job_id" not in answer:
             raise DrainUnsupported(f"{address.host}:{address.port} starts no drain jobs: {answer}")
         return str(answer["job_id"])
@@ -69,7 +76,7 @@ class HttpMasterAdmin:
         """See `MasterAdmin.drain_progress`."""
         try:
             answer = _mapping(await self._ask("GET", address, f"/api/v1/drain_jobs/query?job_id={job}"))
-        except DrainUnsupported:
+        except _Refused:
             return DrainProgress(DrainPhase.FAILED, "the leading master does not know the job")
         status = str(answer.get("status_name", ""))
         moved, blocked, failed = (answer.get(f"{name}_units", 0) for name in ("succeeded", "blocked", "failed"))
@@ -82,7 +89,7 @@ class HttpMasterAdmin:
         """See `MasterAdmin.cancel_drain`."""
         try:
             await self._ask("POST", address, f"/api/v1/drain_jobs/cancel?job_id={job}")
-        except DrainUnsupported:
+        except _Refused:
             return  # it is not known any more
 
     async def _lag(self, address: AdminAddress) -> int | None:
@@ -99,8 +106,8 @@ class HttpMasterAdmin:
                 text = await response.text(errors="replace")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise MasterSilent(f"{method} {url}: {error!r}") from error
-        if response.status == HTTPStatus.NOT_FOUND:
-            raise DrainUnsupported(f"{method} {url}: {text.strip()[:200]}")
+        if response.status in {HTTPStatus.NOT_FOUND, HTTPStatus.BAD_REQUEST}:
+            raise _Refused(f"{method} {url}: {response.status} {text.strip()[:200]}")
         if response.status != HTTPStatus.OK:
             raise MasterSilent(f"{method} {url}: {response.status} {text.strip()[:200]}")
         return text

@@ -30,7 +30,7 @@ class Readings:
     leading: Callable[[], float] = _nothing
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ConditionGauge:
     """Conditions of all clusters, kept as small as a thousand clusters want."""
 

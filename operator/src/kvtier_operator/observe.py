@@ -147,7 +147,9 @@ def _drains(records: Iterable[Record], around: Surroundings) -> Iterable[DrainSt
         if pod is None or not pod.drain_job:
             continue
         if pod.drain_job == NO_DRAIN_JOBS:
-            progress = DrainProgress(DrainPhase.UNSUPPORTED, "the running master has no drain jobs")
+            progress = DrainProgress(
+                DrainPhase.UNSUPPORTED, "the running master has no drain jobs, or does not know the segment"
+            )
         else:
             progress = around.view.drains.get(pod.drain_job, DrainProgress(DrainPhase.RUNNING, "not asked yet"))
         since = pod.drain_since or around.now
