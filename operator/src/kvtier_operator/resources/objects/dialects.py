@@ -17,10 +17,9 @@ from kvtier_operator.resources.engine import EnginePlace, StoreAddresses, engine
 from kvtier_operator.resources.objects.places import ANY_ADDRESS, Places
 from kvtier_operator.resources.objects.slots import Command, Slot, split_env, split_flags
 
-_OWN_FLAGS = frozenset(
-    {"disagg_pd_port", "master_node_addr", "node_rank", "store_local_hostname", "transfer_listen_port"}
-)
-"""Flags that follow slot and rank."""
+_SLOT_FLAGS = frozenset({"master_node_addr", "store_local_hostname"})
+_RANK_FLAGS = frozenset({"disagg_pd_port", "node_rank", "port", "transfer_listen_port"})
+"""Flags that differ between the processes of an xLLM engine."""
 _ROLES = {RoleType.PREFILL: "PREFILL", RoleType.DECODE: "DECODE"}
 _ELSEWHERE = frozenset({"tp_size"})
 """Flags that xLLM does not know."""
@@ -43,7 +42,7 @@ class EngineLine:
     @property
     def command(self) -> Command:
         """What all engines of the role share."""
-        shared, _ = split_flags(self._flags("", self.places.nowhere), _OWN_FLAGS)
+        shared, _ = split_flags(self._flags("", self.places.nowhere), self._own_flags)
         if self._is_ours:
             return Command(("kvtier", "engine"), shared)
         return Command(("xllm",), shared, foreign=True, ranks=self.role.tensor)
@@ -64,23 +63,27 @@ class EngineLine:
         _, env = split_env(engine_env(self.role, block, self.places.master))
         http = PortBlock(self.role.port, self.role.port + 1)
         processes = 1 if self._is_ours else self.role.tensor
-        ranks = [split_flags(self._flags(host, block, rank), _OWN_FLAGS)[1] for rank in range(processes)]
+        ranks = [split_flags(self._flags(host, block, rank), self._own_flags)[1] for rank in range(processes)]
         return Slot(number, ranks[0], env, ports=(block, http), ranks=ranks[1:])
 
     @property
     def _is_ours(self) -> bool:
         return self.places.cluster.dialect is Dialect.KVTIER
 
-    def _settings(self, host: str, block: PortBlock) -> WorkerSettings:
+    @property
+    def _own_flags(self) -> frozenset[str]:
+        return _SLOT_FLAGS if self._is_ours else _SLOT_FLAGS | _RANK_FLAGS
+
+    def _settings(self, host: str, block: PortBlock, rank: int = 0) -> WorkerSettings:
         # xLLM registers the address that it listens on, so that must be one.
         listen = ANY_ADDRESS if self._is_ours else "$(POD_IP)"
         place = EnginePlace(
-            model_dir=self.model_path, ports=block, api_port=self.role.port, api_host=listen, store_host=host
+            model_dir=self.model_path, ports=block, api_port=self.role.port + rank, api_host=listen, store_host=host
         )
         return engine_settings(self.places.cluster, self.role, place, StoreAddresses(self.places.master))
 
     def _flags(self, host: str, block: PortBlock, rank: int = 0) -> tuple[str, ...]:
-        settings = self._settings(host, block)
+        settings = self._settings(host, block, rank)
         if self._is_ours:
             return settings.to_argv()
         known, _ = split_flags(settings.to_argv(), _ELSEWHERE)
@@ -101,8 +104,6 @@ class EngineLine:
     def _rank_flags(self, block: PortBlock, rank: int) -> Sequence[str]:
         """What differs between the processes of an engine."""
         flags = [f"--nnodes={self.role.tensor}", f"--node_rank={rank}"] if self.role.tensor > 1 else []
-        if rank:
-            flags.append(f"--port={self.role.port + rank}")  # the first one's is the API's
         if self.role.type in _ROLES:
             ports = engine_ports(self.role)
             flags.append(f"--transfer_listen_port={block.port(ports.transfer + rank)}")
