@@ -1,0 +1,89 @@
+"""The whole ``status`` of a KVCacheCluster. Pure; called by `reconcile`, written by `apply` where it differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvtier_operator.api import KVCacheCluster
+from kvtier_operator.errors import SpecError
+from kvtier_operator.observed import Manifest, Observed
+from kvtier_operator.planning.progress import Progress
+from kvtier_operator.status.components import component_judgements
+from kvtier_operator.status.conditions import failed, held, sentences, written
+from kvtier_operator.status.facts import gather
+from kvtier_operator.status.overall import available, degraded, progressing, ready
+from kvtier_operator.status.phase import Phase, phase_of
+from kvtier_operator.status.sections import sections_of
+
+ORDER = (
+    "Ready",
+    "Available",
+    "Progressing",
+    "Degraded",
+    "SpecValid",
+    "PortsAllocated",
+    "CoordinationReady",
+    "MasterLeaderElected",
+    "MetadataDurable",
+    "StoreReady",
+    "RolesReady",
+    "RouterReady",
+    "RolloutHalted",
+    "DrainBlocked",
+    "TransportPlaintext",
+)
+"""As they stand in the status: what people ask for first comes first."""
+
+
+def status_of(cluster: KVCacheCluster, observed: Observed, progress: Progress) -> dict[str, Any]:
+    """The status of a cluster whose spec is valid.
+
+    Args:
+        cluster: as wanted.
+        observed: as it is, with the status as it stands: times and histories are carried on.
+        progress: what the plan of this pass is doing.
+    """
+    facts = gather(cluster, observed, progress)
+    found = [held("SpecValid", "Valid"), *component_judgements(facts), available(facts), progressing(facts)]
+    judged = {one.name: one for one in found}
+    judged["Ready"] = ready(facts, judged)
+    judged["Degraded"] = degraded(facts, judged)
+    generation = cluster.metadata.generation
+    old = observed.status.get("conditions") or ()
+    return {
+        "observedGeneration": generation,
+        "phase": str(phase_of(judged)),
+        "conditions": written([judged[name] for name in ORDER], old, generation, observed.now),
+        **sections_of(facts),
+    }
+
+
+def invalid_status(body: Manifest, error: SpecError, now: float) -> dict[str, Any]:
+    """The status of an object whose spec is invalid: what was said of its children stays, nothing looks at them.
+
+    Args:
+        body: the object as the API server has it.
+        error: everything that is wrong with it.
+        now: seconds since the epoch.
+    """
+    status: Mapping[str, Any] = body.get("status") or {}
+    generation = int(body["metadata"].get("generation") or 0)
+    message = f"{sentences(str(one) for one in error.violations)}; what runs is left alone until the spec is right"
+    news = [
+        failed("Ready", "SpecInvalid", "see SpecValid"),
+        failed("Progressing", "SpecInvalid", "see SpecValid"),
+        failed("SpecValid", "Invalid", message),
+    ]
+    old = status.get("conditions") or ()
+    conditions = {one["type"]: dict(one) for one in old} | {
+        one["type"]: one for one in written(news, old, generation, now)
+    }
+    known = [name for name in ORDER if name in conditions]
+    others = [name for name in conditions if name not in ORDER]
+    return {
+        **status,
+        "observedGeneration": generation,
+        "phase": str(Phase.FAILED),
+        "conditions": [conditions[name] for name in (*known, *others)],
+    }
