@@ -217,7 +217,10 @@ def test_what_starts_for_the_first_time_is_provisioned_and_not_degraded() -> Non
 
 
 def test_an_engine_that_waits_for_more_than_a_minute_names_what_the_scheduler_says() -> None:
-    waiting = {"ready": False, "waiting": "Unschedulable: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu"}
+    waiting: dict[str, Any] = {
+        "ready": False,
+        "waiting": "Unschedulable: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu",
+    }
     short = status(Seen(engines=[engine(0), engine(1, **waiting, waiting_s=59.0)]))
     assert conditions(short)["RolesReady"] == "False/Starting"
     assert message(short, "RolesReady") == "1 of 2 of role engine serve; demo-engine-engine-bbbbbbbb-1 not ready yet"
@@ -468,6 +471,7 @@ def test_plaintext_says_whether_anything_keeps_others_away() -> None:
     assert "every pod can reach them" in message(status(cluster=open_to_all), "TransportPlaintext")
 
 
+_GROUPS = {Component.STORE: "dram", Component.ENGINE: "engine"}
 _PODS = st.lists(
     st.builds(
         lambda component, slot, revision, facts: pod(component, slot, _GROUPS.get(component, ""), revision, **facts),
@@ -487,7 +491,6 @@ _PODS = st.lists(
     max_size=16,
     unique_by=lambda one: one.name,
 )
-_GROUPS = {Component.STORE: "dram", Component.ENGINE: "engine"}
 _PROGRESS = st.builds(
     Progress,
     stage=st.none() | st.sampled_from(list(Stage)),
