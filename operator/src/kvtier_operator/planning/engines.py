@@ -4,8 +4,8 @@ A change of what an engine is makes a new revision with sets and a lane of its o
 one grows, by whole units (`units`), and stays at zero replicas afterwards. To roll back is to make the old one the
 target again. The rollout stops at the first pod of the new revision that fails, and goes on when the spec changes.
 
-A third revision finds both lanes taken. Then the less ready one of the two leaves first, and the other one grows in its
-place as far as its ports are known.
+A third revision finds both lanes taken. Then the less worthy one of the two leaves first, and the other one grows in
+its place as far as its ports are known.
 """
 
 from __future__ import annotations
@@ -69,17 +69,23 @@ def plan_engines(cluster: KVCacheCluster, observed: Observed, target: str, hold:
     revisions = engine_revisions(cluster, observed)
     own = revisions.get(target, EngineRevision(target))
     others = [revision for name, revision in revisions.items() if name != target]
-    # The one to leave first is the one with fewer ready pods; of equals, the one that has not served before.
-    served = last_revision(observed)
-    busy = sorted(
-        (one for one in others if one.busy), key=lambda one: (sum(one.ready.values()), one.name == served, one.name)
-    )
+    busy = sorted((one for one in others if one.busy), key=lambda one: _worth(cluster, observed, one))
     if not busy:
         return _at_rest(cluster, observed, own, others)
     lane = own.lane or free_lane(busy, "")
     if not lane:
         return _clear_lane(cluster, observed, own, busy, hold)
     return _roll(cluster, observed, _Rollout(own, Revision(target, lane), busy, others), hold)
+
+
+def _worth(cluster: KVCacheCluster, observed: Observed, one: EngineRevision) -> tuple[bool, bool, int, bool, str]:
+    """The least worthy leaves first: one with failed pods, then one that cannot grow to what is wanted.
+
+    Of two that can, the one with fewer ready pods; of equals, the one that has not served before.
+    """
+    room = _room(cluster, observed, one)
+    grows = all(room.get(role, 0) >= size for role, size in _wanted(cluster).items())
+    return not one.failed, grows, sum(one.ready.values()), one.name == last_revision(observed), one.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +157,7 @@ def _clear_lane(
     stopped = hold or (f"revision {own.name} waits for approval" if approval else "")
     scales: tuple[Scale, ...] = ()
     if not stopped:
-        room = {
-            role: max(given, _known_slots(cluster, observed, role, base.lane)) for role, given in base.given.items()
-        }
+        room = _room(cluster, observed, base)
         wanted = {role: min(size, room.get(role, 0)) for role, size in _wanted(cluster).items()}
         # A pod of the base that has failed is not waited for: the target may be what mends it.
         ready = Counter(base.ready) + Counter(pod.group for pod in base.failed)
@@ -245,11 +249,11 @@ def _total(revisions: Iterable[EngineRevision]) -> Counts:
     return total
 
 
-def _known_slots(cluster: KVCacheCluster, observed: Observed, role: str, lane: str) -> int:
-    """Slots that have ports in a lane."""
+def _room(cluster: KVCacheCluster, observed: Observed, one: EngineRevision) -> Counts:
+    """Pods by role that a revision has or had ports for: more it cannot have, because it is not rendered again."""
     owner = owner_of(cluster)
-    keys = [key for key in observed.ledger.entries if key.cluster == owner]
-    return sum(key.group == role and key.lane == lane for key in keys)
+    slots = Counter(key.group for key in observed.ledger.entries if (key.cluster, key.lane) == (owner, one.lane))
+    return {role: max(given, slots[role]) for role, given in one.given.items()}
 
 
 def _shrink(revisions: Sequence[EngineRevision], allowed: Counts) -> tuple[Scale, ...]:

@@ -74,9 +74,9 @@ def leading_master(cluster: KVCacheCluster, observed: Observed) -> ObservedPod |
 
 def _labels(observed: Observed, pods: tuple[ObservedPod, ...], leader: ObservedPod | None) -> tuple[LabelPod, ...]:
     """The label leaves a former leader before it comes to the next one, so that two never bear it by our doing."""
-    former = [pod for pod in pods if pod.leader and pod is not leader and not pod.deleting]
+    former = [pod for pod in pods if pod.leader and pod is not leader]
     # A leader that is silent for a moment keeps it: nobody else could serve in its place.
-    former = [pod for pod in former if leader is not None or _is_standby(observed, pod)]
+    former = [pod for pod in former if leader is not None or pod.deleting or _is_standby(observed, pod)]
     unlabel = [LabelPod(pod.name, pod.uid, {labels.MASTER_ROLE: None}, "it does not lead any more") for pod in former]
     if leader is None or leader.leader:
         return tuple(unlabel)
