@@ -73,19 +73,25 @@ class OperatorMetrics:
         self.conditions = ConditionGauge()
         self.reconcile_s = Histogram(
             "kvtier_operator_reconcile_seconds",
-            "Time of one pass over one cluster, by outcome: unchanged, changed, invalid, conflict, error.",
+            "Time of one pass over one cluster, by outcome: unchanged, changed, invalid, conflict, gone, error.",
             ("outcome",),
             buckets=SECONDS,
             registry=self.registry,
         )
         self.api_requests = self._counter(
-            "api_requests", "Requests to the Kubernetes API, watches apart.", "verb", "resource", "code"
+            "api_requests",
+            "Requests to the Kubernetes API, watches apart; code 0 = no answer.",
+            "verb",
+            "resource",
+            "code",
         )
-        self.actions = self._counter("actions", "Actions of plans carried out.", "action")
+        self.actions = self._counter("actions", "Actions of plans carried out, by kind of action.", "action")
         self.applies = self._counter("applies", "Objects applied, by kind.", "kind")
-        self.drift_repaired = self._counter("drift_repaired", "Objects that others had changed, set right.", "kind")
+        self.drift_repaired = self._counter(
+            "drift_repaired", "Objects that others had changed, set right, by kind.", "kind"
+        )
         self.status_writes = self._counter("status_writes", "Statuses written because they differed.")
-        self.events = self._counter("events", "Events written on clusters.", "reason")
+        self.events = self._counter("events", "Events written on clusters, by reason.", "reason")
         self.informer_restarts = self._counter("informer_restarts", "Times the watches had to be set up again.")
         self.strays = self._counter(
             "index_repairs", "Objects that a list showed and the watch had not, by kind.", "kind"
@@ -94,7 +100,7 @@ class OperatorMetrics:
         self._gauge("queue_depth", "Clusters that wait for a worker.", "queue_depth")
         self._gauge("queue_oldest_age_seconds", "For how long the first of them has waited.", "queue_age_s")
         self._gauge("clusters", "KVCacheClusters known.", "clusters")
-        self._gauge("watch_silence_seconds", "Since the informer last heard or checked anything.", "watch_silence_s")
+        self._gauge("watch_silence_seconds", "Since the event loop of the watches last turned.", "watch_silence_s")
         self._gauge("loop_lag_seconds", "By how much the event loop was late when last measured.", "loop_lag_s")
         self.registry.register(self.conditions)
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
-from random import Random
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 Key = TypeVar("Key")
 
@@ -18,6 +17,13 @@ FIRST_BACKOFF_S = 0.25
 LONGEST_BACKOFF_S = 60.0
 _JITTER = 0.5
 """A backoff is between this part of its length and all of it, so that many failures do not come back together."""
+
+
+class Chance(Protocol):
+    """Where jitter comes from; `random.Random` is one."""
+
+    def random(self) -> float:
+        """A number in [0, 1)."""
 
 
 @dataclass(slots=True)
@@ -28,7 +34,7 @@ class WorkQueue(Generic[Key]):
         chance: source of jitter.
     """
 
-    chance: Random
+    chance: Chance
     _due: dict[Key, float] = field(default_factory=dict)
     _heap: list[tuple[float, int, Key]] = field(default_factory=list)
     _busy: set[Key] = field(default_factory=set)
