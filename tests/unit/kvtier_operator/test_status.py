@@ -219,7 +219,7 @@ def test_what_starts_for_the_first_time_is_provisioned_and_not_degraded() -> Non
 def test_an_engine_that_waits_for_more_than_a_minute_names_what_the_scheduler_says() -> None:
     waiting: dict[str, Any] = {
         "ready": False,
-        "waiting": "Unschedulable: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu",
+        "waiting": "Unschedulable: 0/3 nodes are available: 3 Insufficient gpu",
     }
     short = status(Seen(engines=[engine(0), engine(1, **waiting, waiting_s=59.0)]))
     assert conditions(short)["RolesReady"] == "False/Starting"
