@@ -5,7 +5,7 @@ Their pods are admitted at the Pod Security level ``restricted``.
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import yaml
 from kvtier_operator import labels
 from kvtier_operator.api import KVCacheCluster, parse
 from kvtier_operator.dry_run import settled_layout
-from kvtier_operator.kinds import CLUSTER_KIND, KINDS
+from kvtier_operator.kinds import KINDS
 from kvtier_operator.observed import Manifest
 from kvtier_operator.planning.drift import first_difference
 from kvtier_operator.planning.layout import Layout
@@ -25,24 +25,16 @@ from kvtier_operator.resources.objects.children import children
 from kvtier_operator.testing.api_client import APPLY_PATCH
 from kvtier_operator.testing.control_plane import ControlPlane
 
-ROOT = Path(__file__).parents[2]
-CLUSTERS = sorted((ROOT / "tests" / "golden" / "clusters").glob("*.yaml"))
-OBJECTS = sorted((ROOT / "tests" / "golden" / "objects").glob("*.yaml"))
+FOLDER = Path(__file__).parents[1] / "golden"
+CLUSTERS = sorted(path.stem for path in (FOLDER / "clusters").glob("*.yaml"))
 PATIENCE_S = 20.0
 RESTRICTED = "pod-security.kubernetes.io/enforce"
 
 
-@pytest.fixture(scope="module")
-def crd(control_plane: ControlPlane) -> ControlPlane:
-    control_plane.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
-    control_plane.kubectl("wait", "--for=condition=Established", "crd/kvcacheclusters.kvtier.dev", "--timeout=20s")
-    return control_plane
-
-
 @pytest.fixture
-def restricted(crd: ControlPlane) -> Iterator[str]:
-    with crd.namespace() as name:
-        crd.kubectl("label", "namespace", name, f"{RESTRICTED}=restricted")
+def restricted(control_plane: ControlPlane) -> Iterator[str]:
+    with control_plane.namespace() as name:
+        control_plane.kubectl("label", "namespace", name, f"{RESTRICTED}=restricted")
         yield name
 
 
@@ -53,31 +45,31 @@ def build(cluster: KVCacheCluster, layout: Layout | None = None) -> list[Manifes
     return [item for items in made.values() for item in items]
 
 
-def adopt(crd: ControlPlane, document: Mapping[str, Any], namespace: str) -> KVCacheCluster:
-    """The manifest as a real object, so that its children have an owner and are not swept away."""
-    meta = {"name": document["metadata"]["name"], "namespace": namespace}
-    made = crd.api.create(CLUSTER_KIND.path(namespace), {**document, "metadata": meta})
-    return parse(made)
+def read(name: str, namespace: str) -> KVCacheCluster:
+    """A cluster of the goldens. It has no owner: one that does not exist would have its children swept away."""
+    document = yaml.safe_load((FOLDER / "clusters" / f"{name}.yaml").read_text())
+    return parse({**document, "metadata": {"name": document["metadata"]["name"], "namespace": namespace}})
 
 
-def apply(crd: ControlPlane, intent: Manifest) -> dict[str, Any]:
+def apply(control_plane: ControlPlane, intent: Manifest) -> dict[str, Any]:
     meta = intent["metadata"]
     path = KINDS[intent["kind"]].path(meta["namespace"], meta["name"])
-    return crd.api.patch(f"{path}?fieldManager={labels.MANAGER}&force=true", intent, APPLY_PATCH)
+    return control_plane.api.patch(f"{path}?fieldManager={labels.MANAGER}&force=true", intent, APPLY_PATCH)
 
 
-def live(crd: ControlPlane, intent: Manifest) -> dict[str, Any]:
+def live(control_plane: ControlPlane, intent: Manifest) -> dict[str, Any]:
     meta = intent["metadata"]
-    return crd.api.get(KINDS[intent["kind"]].path(meta["namespace"], meta["name"]))
+    return control_plane.api.get(KINDS[intent["kind"]].path(meta["namespace"], meta["name"]))
 
 
-def settle(crd: ControlPlane, intents: list[Manifest]) -> dict[str, str]:
+def settle(control_plane: ControlPlane, intents: list[Manifest]) -> dict[str, str]:
     """Versions of the objects once the controllers have nothing more to say about them."""
     deadline = time.monotonic() + PATIENCE_S
     before: dict[str, str] = {}
     while True:
         seen = {
-            f"{one['kind']}/{one['metadata']['name']}": live(crd, one)["metadata"]["resourceVersion"] for one in intents
+            f"{one['kind']}/{one['metadata']['name']}": live(control_plane, one)["metadata"]["resourceVersion"]
+            for one in intents
         }
         if seen == before or time.monotonic() > deadline:
             return seen
@@ -85,74 +77,69 @@ def settle(crd: ControlPlane, intents: list[Manifest]) -> dict[str, str]:
         time.sleep(1.0)
 
 
-@pytest.mark.parametrize("path", OBJECTS, ids=lambda path: path.stem)
-def test_the_server_takes_every_object_on_file(path: Path, crd: ControlPlane, namespace: str) -> None:
-    documents = [
-        item for item in yaml.safe_load_all(path.read_text()) if "monitoring.coreos.com" not in item["apiVersion"]
-    ]
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_the_server_takes_every_object_on_file(name: str, control_plane: ControlPlane, namespace: str) -> None:
+    text = (FOLDER / "objects" / f"{name}.yaml").read_text()
+    documents = [item for item in yaml.safe_load_all(text) if "monitoring.coreos.com" not in item["apiVersion"]]
     for item in documents:
         item["metadata"]["namespace"] = namespace
-    text = yaml.safe_dump_all(documents)
     arguments = ("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-")
-    answer = crd.kubectl(*arguments, stdin=text)
+    answer = control_plane.kubectl(*arguments, stdin=yaml.safe_dump_all(documents))
     assert len(answer.splitlines()) == len(documents)
 
 
-@pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("name", CLUSTERS)
 def test_objects_come_back_as_they_were_written_and_a_second_time_changes_nothing(
-    path: Path, crd: ControlPlane, namespace: str
+    name: str, control_plane: ControlPlane, namespace: str
 ) -> None:
-    intents = build(adopt(crd, yaml.safe_load(path.read_text()), namespace))
+    intents = build(read(name, namespace))
     for intent in intents:
-        echoed = apply(crd, intent)
+        echoed = apply(control_plane, intent)
         assert first_difference(intent, echoed) == ""
-    before = settle(crd, intents)
+    before = settle(control_plane, intents)
     for intent in intents:
-        assert first_difference(intent, live(crd, intent)) == ""
-        apply(crd, intent)
-    assert settle(crd, intents) == before
+        assert first_difference(intent, live(control_plane, intent)) == ""
+        apply(control_plane, intent)
+    assert settle(control_plane, intents) == before
 
 
-def test_pods_are_admitted_where_only_restricted_ones_are(crd: ControlPlane, restricted: str) -> None:
-    document = yaml.safe_load((ROOT / "tests" / "golden" / "clusters" / "highly-available.yaml").read_text())
-    described = adopt(crd, document, restricted)
+def test_pods_are_admitted_where_only_restricted_ones_are(control_plane: ControlPlane, restricted: str) -> None:
+    described = read("highly-available", restricted)
     # Classes that this cluster has not would be refused for another reason.
     bare = replace(described.roles[0].pod, priority_class="", runtime_class="", service_account="")
     cluster = replace(described, roles=(replace(described.roles[0], pod=bare),))
     intents = build(cluster)
     for intent in intents:
-        apply(crd, intent)
+        apply(control_plane, intent)
     wanted = sum(one["spec"]["replicas"] for one in intents if one["kind"] == "StatefulSet")
     deadline = time.monotonic() + PATIENCE_S
-    while len(pods := names_of_pods(crd, restricted)) < wanted and time.monotonic() < deadline:
+    while len(pods := names_of_pods(control_plane, restricted)) < wanted and time.monotonic() < deadline:
         time.sleep(0.2)
     assert len(pods) == wanted
 
 
-def names_of_pods(crd: ControlPlane, namespace: str) -> list[str]:
-    items = json.loads(crd.kubectl("get", "pods", "-n", namespace, "-o", "json"))["items"]
+def names_of_pods(control_plane: ControlPlane, namespace: str) -> list[str]:
+    items = json.loads(control_plane.kubectl("get", "pods", "-n", namespace, "-o", "json"))["items"]
     return [item["metadata"]["name"] for item in items]
 
 
-def test_scaling_rolls_nothing(crd: ControlPlane, namespace: str) -> None:
-    cluster = adopt(
-        crd, yaml.safe_load((ROOT / "tests" / "golden" / "clusters" / "highly-available.yaml").read_text()), namespace
-    )
+def test_scaling_rolls_nothing(control_plane: ControlPlane, namespace: str) -> None:
+    cluster = read("highly-available", namespace)
     layout = settled_layout(cluster)
     for intent in build(cluster, replace(layout, pools=dict.fromkeys(layout.pools, 1), masters=2)):
-        apply(crd, intent)
-    before = revisions(crd, namespace)
+        apply(control_plane, intent)
+    before = revisions(control_plane, namespace)
     assert len(before) == 5
     for intent in build(cluster):
-        apply(crd, intent)
-    assert revisions(crd, namespace) == before
+        apply(control_plane, intent)
+    assert revisions(control_plane, namespace) == before
 
 
-def revisions(crd: ControlPlane, namespace: str) -> dict[str, str]:
+def revisions(control_plane: ControlPlane, namespace: str) -> dict[str, str]:
     """The hash that StatefulSets give their newest template, by set."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        items = crd.api.get(KINDS["StatefulSet"].path(namespace))["items"]
+        items = control_plane.api.get(KINDS["StatefulSet"].path(namespace))["items"]
         current = [item for item in items if item["status"].get("observedGeneration") == item["metadata"]["generation"]]
         if len(current) == len(items) or time.monotonic() > deadline:
             return {item["metadata"]["name"]: item["status"].get("updateRevision", "") for item in items}
