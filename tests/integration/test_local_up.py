@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -42,13 +43,6 @@ class Up:
         """Every descendant, by its pid and command."""
         children = psutil.Process(self.process.pid).children(recursive=True)
         return {f"{child.pid} {' '.join(child.cmdline())}": child for child in children}
-
-    def engine(self) -> psutil.Process:
-        return next(
-            child
-            for child in psutil.Process(self.process.pid).children()
-            if "engine" in child.cmdline() and "--model_id=smollm2-135m" in child.cmdline()
-        )
 
 
 @contextmanager
@@ -101,14 +95,31 @@ def test_every_example_serves_and_a_signal_stops_everything_in_order(
         assert "killed" not in up.output.read_text()
 
 
-def test_an_engine_that_is_killed_is_named_and_everything_stops(manifest: Callable[..., Path], tmp_path: Path) -> None:
-    with kvtier_up(manifest("local.yaml"), tmp_path) as up:
-        up.wait_for("is ready\n")
+def test_an_engine_that_cannot_start_is_named_and_everything_stops(
+    manifest: Callable[..., Path], tmp_path: Path
+) -> None:
+    def changes(spec: dict[str, Any]) -> None:
+        spec["roles"][0]["tiers"]["device"]["size"] = "1Mi"
+
+    with kvtier_up(manifest("local.yaml", changes), tmp_path) as up:
+        up.wait_for("store-dram-0: ready")
         family = up.family()
-        up.engine().kill()
-        assert up.process.wait(60) == 1
-        assert "engine-0 was killed by SIGKILL" in up.output.read_text()
+        assert up.process.wait(90) == 1
+        assert re.search("engine-0 ended with exit status [12]; it wrote last:", up.output.read_text())
         assert_gone(family)
+
+
+@pytest.mark.parametrize("delay_s", [0.15, 0.4, 0.8])
+def test_ctrl_c_at_the_very_beginning_is_no_traceback(tmp_path: Path, delay_s: float) -> None:
+    kvtier = Path(sys.executable).with_name("kvtier")
+    manifest = Path(__file__).parents[2] / "examples" / "local.yaml"
+    argv = (kvtier, "up", manifest, "--dry-run")
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    time.sleep(delay_s)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert "Traceback" not in out
+    assert process.returncode in {0, 130}
 
 
 def test_when_it_is_killed_itself_nothing_is_left(manifest: Callable[..., Path], tmp_path: Path) -> None:

