@@ -48,7 +48,7 @@ parser's defaults and limits and the custom resource definition in `crds/`. `kub
 
 Bytes have a unit (`512Mi`, `4Gi`), durations too (`500ms`, `1m30s`); decimals stand in quotes (`"2.5"`), since the
 API has no floats. Every violation of a manifest comes in one answer, each with its field, its value and the fix.
-A field marked *required* must be stated; `{}` is what an absent object becomes.
+A field marked *required* must be stated; an object whose default is *as below* gets the defaults of its fields.
 """
 _KINDS: dict[type[Field], str] = {
     Amounts: "amounts by resource",
@@ -130,6 +130,8 @@ def _default(field: Field) -> str:
     value = field.default_value
     if value is None or not field.persisted:
         return ""
+    if isinstance(field, Object):
+        return "*as below*"
     return f"`{value if isinstance(value, str) else json.dumps(value)}`"
 
 

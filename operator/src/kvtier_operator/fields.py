@@ -169,13 +169,15 @@ class Object(Field):
 
     @property
     def has_defaults(self) -> bool:
-        """An absent one becomes ``{}``, so that the defaults below it appear."""
+        """An absent one appears, with the defaults below it."""
         return not self.optional and not self.required and any(_appears(child) for child in self.fields.values())
 
     @property
     def default_value(self) -> object:
-        """``{}`` where it is not left out."""
-        return {} if self.has_defaults else None
+        """All defaults below it: rules judge it before the API server would fill it."""
+        if not self.has_defaults:
+            return None
+        return {name: child.default_value for name, child in self.fields.items() if _appears(child)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,8 +54,6 @@ _MANAGED = Object(
         Rule(
             "self.replicas == oldSelf.replicas",
             "members join an etcd only when it is made; keep the number, or make another cluster",
-            expression="'is ' + string(oldSelf.replicas) + ' already: members join an etcd only when it is made; keep "
-            "it, or make another cluster'",
             path=".replicas",
         ),
         Rule(

@@ -32,7 +32,6 @@ from kvtier_operator.units import AMOUNT_PATTERN, BYTES_PATTERN, DECIMAL_PATTERN
 
 Schema = dict[str, Any]
 
-_INT_OR_TEXT: Schema = {"anyOf": [{"type": "integer"}, {"type": "string"}], "x-kubernetes-int-or-string": True}
 _MAX_NUMBER_TEXT = 32
 NO_DURATION = f"!self.matches('^{DURATION_PATTERN}$')"
 """Keeps a rule from judging what the pattern has refused already."""
@@ -195,7 +194,12 @@ def _(described: ObjectList) -> Schema:
 
 
 def _number_text(pattern: str) -> Schema:
-    return _INT_OR_TEXT | {"pattern": f"^{pattern}$", "maxLength": _MAX_NUMBER_TEXT}
+    return {
+        "anyOf": [{"type": "integer"}, {"type": "string"}],
+        "x-kubernetes-int-or-string": True,
+        "pattern": f"^{pattern}$",
+        "maxLength": _MAX_NUMBER_TEXT,
+    }
 
 
 def _flag(flag: Flag) -> Schema:

@@ -34,8 +34,6 @@ _COORDINATION = (
     Rule(
         f"self.master.replicas == 1 || ({_HAS_ETCD})",
         "several masters elect their leader in etcd; write coordination.etcd, or 1",
-        expression="'is ' + string(self.master.replicas) + '; several masters elect their leader in etcd: write "
-        "coordination.etcd, or 1'",
         path=".master.replicas",
     ),
     Rule(
@@ -95,23 +93,16 @@ _PORTS = (
     Rule(
         f"self.roles.all(r, {_IN_RANGE})",
         "port of a role lies in transport.ports.range; move one of them",
-        expression=f"'ports of ' + self.roles.filter(r, !{_IN_RANGE}).map(r, r.name).join(' and ') + ' lie in "
-        f"transport.ports.range; move one of them'",
         path=".roles",
     ),
     Rule(
         "self.roles.all(r, r.port + r.replicas <= 65536)",
         "port + replicas of a role must not pass 65536",
-        expression="'port + replicas of ' + self.roles.filter(r, r.port + r.replicas > 65536).map(r, r.name)"
-        ".join(' and ') + ' must not pass 65536'",
         path=".roles",
     ),
     Rule(
         f"self.roles.all(a, self.roles.all(b, a.name == b.name || {_TWO_APART}))",
         "ports of two roles meet; engine i of a role has port + i: move one of them",
-        expression="'ports of ' + self.roles.filter(a, self.roles.exists(b, a.name != b.name && "
-        f"!{_TWO_APART})).map(r, r.name).join(' and ') + ' meet; engine i of a "
-        "role has port + i: move one of them'",
         path=".roles",
     ),
     Rule(

@@ -51,8 +51,6 @@ _TRANSPORT = Object(
                         Rule(
                             "self.start + self.size <= 65536",
                             "start + size must not pass 65536",
-                            expression="'start + size is ' + string(self.start + self.size) + '; it must not pass "
-                            "65536'",
                             path=".size",
                         ),
                     ),

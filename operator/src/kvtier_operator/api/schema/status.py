@@ -48,6 +48,7 @@ _CONDITIONS = ObjectList(
     ),
     key="type",
     max_items=64,
+    persisted=False,
 )
 _LEADER = Object(
     text="The master that leads.",
@@ -82,12 +83,14 @@ _POOLS = ObjectList(
                 ),
                 key="pod",
                 max_items=1024,
+                persisted=False,
             ),
         },
         required=("name",),
     ),
     key="name",
     max_items=64,
+    persisted=False,
 )
 _ROLES = ObjectList(
     text="Engines, by role.",
@@ -106,6 +109,7 @@ _ROLES = ObjectList(
     ),
     key="name",
     max_items=MAX_ROLES,
+    persisted=False,
 )
 
 STATUS = Object(
