@@ -4,6 +4,7 @@ The pods of a set share one template; what differs from slot to slot stands in f
 
     slot-N.env     KEY=VALUE lines, added to the environment
     slot-N.flags   one flag a line, put after ARGUMENTS
+    slot-N.hosts   names of this machine, waited for: right after a start they are unknown yet, or its predecessor's
     slot-N.ports   START-STOP lines, both included: ports that must be free, or the program would fail later and worse
 
 N is the environment variable KVTIER_SLOT. A missing file counts as empty, but a slot without any file does not exist.
@@ -14,8 +15,10 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +27,9 @@ from kvtier_worker.machine.ports import port_holder, port_is_free
 
 SLOT_VARIABLE = "KVTIER_SLOT"
 EXIT_WRONG = 2
-_KINDS = ("env", "flags", "ports")
+_KINDS = ("env", "flags", "hosts", "ports")
+_HOSTS_PATIENCE_S = 60.0
+_POLL_S = 0.25
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*")
 _PORTS = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
 _MAX_PORT = 65535
@@ -38,11 +43,13 @@ class SlotCommand:
         argv: program and arguments.
         env: added to the environment.
         ports: that must be free.
+        hosts: names that must lead to this machine.
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     ports: tuple[int, ...]
+    hosts: tuple[str, ...] = ()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         command = read_command(words, os.environ)
+        wait_for_hosts(command.hosts)
         check_ports(command.ports)
         os.execvpe(command.argv[0], command.argv, {**os.environ, **command.env})  # noqa: S606 - signals must arrive
     except ConfigError as error:
@@ -84,7 +92,25 @@ def read_command(words: Sequence[str], environment: Mapping[str, str]) -> SlotCo
     env = dict(_variables(paths["env"], lines["env"], violations))
     if violations:
         raise ConfigError(violations)
-    return SlotCommand((*program, *lines["flags"]), env, ports)
+    return SlotCommand((*program, *lines["flags"]), env, ports, lines["hosts"])
+
+
+def wait_for_hosts(
+    hosts: Sequence[str],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until each name leads to this machine: a program that listens at its own name needs it from the start.
+
+    Raises:
+        ConfigError: naming every host that does not, when the patience is over.
+    """
+    deadline = clock() + _HOSTS_PATIENCE_S
+    while problems := [f"{host}: {problem}" for host in hosts if (problem := _why_elsewhere(host))]:
+        if clock() >= deadline:
+            fix = "the Service of this name must select this pod and publish addresses that are not ready"
+            raise ConfigError([f"{problem} after {_HOSTS_PATIENCE_S:.0f} s; {fix}" for problem in problems])
+        sleep(_POLL_S)
 
 
 def check_ports(ports: Sequence[int]) -> None:
@@ -95,6 +121,17 @@ def check_ports(ports: Sequence[int]) -> None:
     """
     if busy := [f"PortBusy: {port} held by {port_holder(port)}" for port in ports if not port_is_free(port)]:
         raise ConfigError(busy)
+
+
+def _why_elsewhere(host: str) -> str:
+    """Why nobody can listen at that name here; empty = one can."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+    except OSError as error:
+        return f"does not lead to this machine ({error.strerror or error})"
+    return ""
 
 
 def _arguments(words: Sequence[str]) -> tuple[Path, tuple[str, ...], list[str]]:

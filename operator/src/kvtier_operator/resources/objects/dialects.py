@@ -64,7 +64,8 @@ class EngineLine:
         http = PortBlock(self.role.port, self.role.port + 1)
         processes = 1 if self._is_ours else self.role.tensor
         ranks = [split_flags(self._flags(host, block, rank), self._own_flags)[1] for rank in range(processes)]
-        return Slot(number, ranks[0], env, ports=(block, http), ranks=ranks[1:])
+        named = host if self._is_ours and self.role.tiers.store_enabled else ""
+        return Slot(number, ranks[0], env, ports=(block, http), host=named, ranks=ranks[1:])
 
     @property
     def _is_ours(self) -> bool:

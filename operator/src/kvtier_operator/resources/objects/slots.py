@@ -1,9 +1,9 @@
 """What differs between the pods of one set: files of a ConfigMap, one group a slot. Pure.
 
 A StatefulSet has one pod template, and a pod's ports follow its slot. So the template's command names only what all
-pods share; `kvtier slot` reads ``slot-N.env``, ``slot-N.flags`` and ``slot-N.ports`` for its slot, sees that the ports
-are free, and becomes the program. Images of others have no `kvtier`: a shell reads the environment, and the program
-itself the flags.
+pods share; `kvtier slot` reads the files of its slot, waits until the pod is known by its own name, sees that its
+ports are free, and becomes the program. Images of others have no `kvtier`: a shell reads the environment, and the
+program itself the flags.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Slot:
         flags: appended to the program's arguments.
         env: added to its environment.
         ports: that must be free before it starts.
+        host: name at which it listens; empty = it listens at addresses only.
         ranks: flags of each process but the first, where an engine of another image starts one a rank.
     """
 
@@ -36,6 +37,7 @@ class Slot:
     flags: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     ports: Sequence[PortBlock] = ()
+    host: str = ""
     ranks: Sequence[Sequence[str]] = ()
 
 
@@ -72,6 +74,8 @@ def slot_files(slots: Iterable[Slot]) -> dict[str, str]:
         data[f"slot-{slot.number}.env"] = _lines(f"{name}={text}" for name, text in slot.env.items())
         data[f"slot-{slot.number}.flags"] = _lines(slot.flags)
         data[f"slot-{slot.number}.ports"] = _lines(str(block) for block in slot.ports)
+        if slot.host:
+            data[f"slot-{slot.number}.hosts"] = _lines([slot.host])
         for rank, flags in enumerate(slot.ranks, start=1):
             data[f"slot-{slot.number}.rank-{rank}.flags"] = _lines(flags)
     return data

@@ -82,10 +82,12 @@ class _PoolBuilder:
 
     def _slot(self, slot: int) -> Slot:
         block = self._blocks[slot]
-        _, flags = split_flags(self._flags(self.places.host(self._name, slot, self._name), block), _OWN_FLAGS)
+        host = self.places.host(self._name, slot, self._name)
+        _, flags = split_flags(self._flags(host, block), _OWN_FLAGS)
         _, env = split_env(store_env(self.pool, block, self.places.master))
         http = PortBlock(self._http_port, self._http_port + 1)
-        return Slot(slot, flags, env, ports=(block,) if block.meets(http) else (block, http))
+        named = host if self.pool.kind is StoreKind.KVTIER else ""
+        return Slot(slot, flags, env, ports=(block,) if block.meets(http) else (block, http), host=named)
 
     def _pod(self) -> Pod:
         cluster, pool = self.places.cluster, self.pool
