@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvtier_operator.errors import OperatorError, ProcessFailed
@@ -26,74 +27,117 @@ from kvtier_operator.testing import binaries
 from kvtier_operator.testing.control_plane import PROGRAMS, ControlPlane
 from kvtier_operator.testing.hollow_nodes import HollowNodes
 
-ROOT = Path(__file__).resolve().parent.parent
-STATE = ROOT / ".cache" / "cluster"
-PID_FILE, READY_FILE, LOG_FILE = STATE / "pid", STATE / "ready", STATE / "serve.log"
-KUBECONFIG = STATE / "control-plane" / "admin.kubeconfig"
+STATE = Path(__file__).resolve().parent.parent / ".cache" / "cluster"
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 15.0
 POLL_S = 0.1
+NODELESS = "it has no nodes: pods stay pending"
 
 
-def up(num_nodes: int) -> int:
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The control plane whose state is in one folder.
+
+    Attributes:
+        state: the folder; beside it lies a lock.
+    """
+
+    state: Path
+
+    @property
+    def pid_file(self) -> Path:
+        """Process id of `serve`."""
+        return self.state / "pid"
+
+    @property
+    def ready_file(self) -> Path:
+        """Is there when the control plane is ready."""
+        return self.state / "ready"
+
+    @property
+    def log_file(self) -> Path:
+        """What `serve` wrote."""
+        return self.state / "serve.log"
+
+    @property
+    def serve_command(self) -> list[str]:
+        """By which we know the process again."""
+        return [sys.executable, str(Path(__file__).resolve()), "serve", "--state", str(self.state)]
+
+    def serving_pid(self) -> int | None:
+        """Process id of the `serve` that runs; a number that another program got meanwhile does not count."""
+        try:
+            pid = int(self.pid_file.read_text())
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+        except (OSError, ValueError):
+            return None
+        return pid if words[: len(self.serve_command)] == self.serve_command else None
+
+    @contextmanager
+    def one_at_a_time(self) -> Iterator[None]:
+        """Hold the lock that `up` and `down` share."""
+        self.state.parent.mkdir(parents=True, exist_ok=True)
+        with self.state.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def up(cluster: Cluster, num_nodes: int) -> int:
     """Start the control plane in the background and say how to reach it."""
-    with one_at_a_time():
-        if serving_pid() is None:
-            # Here and not in the background: the first time it builds for minutes and says so.
-            kubectl = binaries.require(*PROGRAMS)["kubectl"]
-            if not start_serving(num_nodes):
-                return 1
-            print("the control plane is ready")
-            explain_nodes(num_nodes)
-        else:
-            kubectl = binaries.require("kubectl")["kubectl"]
+    with cluster.one_at_a_time():
+        # Here and not in the background: the first time it builds for minutes and says so.
+        kubectl = binaries.require(*PROGRAMS)["kubectl"]
+        if cluster.serving_pid() is not None:
             print("the control plane is already running (make cluster-down ends it)")
-    print(f"\n  export KUBECONFIG={shlex.quote(str(KUBECONFIG))}")
-    if (shutil.which("kubectl") or "") != str(kubectl):
-        print(f"  export PATH={shlex.quote(str(kubectl.parent))}:$PATH        # kubectl of the same version")
+        elif start_serving(cluster, num_nodes):
+            print("the control plane is ready")
+            print(
+                f"{num_nodes} hollow nodes report every pod as running and start no container"
+                if num_nodes
+                else NODELESS
+            )
+        else:
+            return 1
+    print(f"\n  export KUBECONFIG={shlex.quote(str(cluster.state / 'control-plane' / 'admin.kubeconfig'))}")
+    if shutil.which("kubectl") != str(kubectl):
+        print(f"  export PATH={shlex.quote(str(kubectl.parent))}:$PATH        # a kubectl that fits")
     print("  kubectl apply -f crds/\n")
     return 0
 
 
-def explain_nodes(num_nodes: int) -> None:
-    """Say what becomes of pods."""
-    if num_nodes:
-        print(f"{num_nodes} hollow nodes report every pod as running; no container is started")
-    else:
-        print("it has no nodes: pods stay pending")
-
-
-def start_serving(num_nodes: int) -> bool:
+def start_serving(cluster: Cluster, num_nodes: int) -> bool:
     """Start `serve` and wait until it is ready; on failure show its log."""
-    shutil.rmtree(STATE, ignore_errors=True)
-    STATE.mkdir(parents=True)
-    with LOG_FILE.open("wb") as log:
-        command = [sys.executable, str(Path(__file__).resolve()), "serve", "--nodes", str(num_nodes)]
+    shutil.rmtree(cluster.state, ignore_errors=True)
+    cluster.state.mkdir(parents=True)
+    with cluster.log_file.open("wb") as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            [*cluster.serve_command, "--nodes", str(num_nodes)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
-    PID_FILE.write_text(str(process.pid))
+    cluster.pid_file.write_text(str(process.pid))
     deadline = time.monotonic() + START_TIMEOUT_S
-    while not READY_FILE.exists():
+    while not cluster.ready_file.exists():
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
             process.wait()
-            print(f"the control plane did not start:\n{LOG_FILE.read_text(errors='replace')}", file=sys.stderr)
-            PID_FILE.unlink()
+            print(f"the control plane did not start:\n{cluster.log_file.read_text(errors='replace')}", file=sys.stderr)
             return False
         time.sleep(POLL_S)
     return True
 
 
-def serve(num_nodes: int) -> int:
+def serve(cluster: Cluster, num_nodes: int) -> int:
     """Own the control plane until SIGTERM, which exits with 0 from here; 1 if one of its processes ended first."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: sys.exit(0))
     try:
-        with ControlPlane(state_dir=STATE / "control-plane") as control_plane, ExitStack() as stack:
+        with ControlPlane(state_dir=cluster.state / "control-plane") as control_plane, ExitStack() as stack:
             if num_nodes:
                 stack.enter_context(HollowNodes(control_plane.api, num_nodes))
-            READY_FILE.touch()
+            cluster.ready_file.touch()
             while True:
                 control_plane.check()
                 time.sleep(1.0)
@@ -102,56 +146,39 @@ def serve(num_nodes: int) -> int:
         return 1
 
 
-def down() -> int:
+def down(cluster: Cluster) -> int:
     """End the control plane."""
-    with one_at_a_time():
-        pid = serving_pid()
+    with cluster.one_at_a_time():
+        pid = cluster.serving_pid()
         if pid is None:
             print("no control plane is running")
         else:
             os.kill(pid, signal.SIGTERM)
             deadline = time.monotonic() + STOP_TIMEOUT_S
-            while serving_pid() == pid and time.monotonic() < deadline:
+            while cluster.serving_pid() == pid and time.monotonic() < deadline:
                 time.sleep(POLL_S)
-            if serving_pid() == pid:
+            if cluster.serving_pid() == pid:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             print("the control plane is stopped")
-        shutil.rmtree(STATE, ignore_errors=True)
+        shutil.rmtree(cluster.state, ignore_errors=True)
     return 0
-
-
-def serving_pid() -> int | None:
-    """Process id of the `serve` that runs for this checkout; a number that another program got does not count."""
-    try:
-        pid = int(PID_FILE.read_text())
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except (OSError, ValueError):
-        return None
-    return pid if str(Path(__file__).resolve()).encode() in words and b"serve" in words else None
-
-
-@contextmanager
-def one_at_a_time() -> Iterator[None]:
-    """Hold the lock that ``up`` and ``down`` share."""
-    STATE.parent.mkdir(parents=True, exist_ok=True)
-    with (STATE.parent / "cluster.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def main(arguments: list[str]) -> int:
     """Do what was asked."""
     parser = argparse.ArgumentParser(prog="cluster.py", description="A Kubernetes control plane on this machine.")
     parser.add_argument("action", choices=("up", "down", "serve"))
+    parser.add_argument("--state", type=Path, default=STATE, help="folder for its state (default: %(default)s)")
     parser.add_argument(
         "--nodes", type=int, default=2, help="hollow nodes, which run no containers (default: %(default)s)"
     )
     options = parser.parse_args(arguments)
+    cluster = Cluster(options.state.resolve())
     try:
         if options.action == "down":
-            return down()
-        return up(options.nodes) if options.action == "up" else serve(options.nodes)
+            return down(cluster)
+        return up(cluster, options.nodes) if options.action == "up" else serve(cluster, options.nodes)
     except OperatorError as error:
         print(f"make cluster: {error}", file=sys.stderr)
         return 1

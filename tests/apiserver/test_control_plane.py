@@ -60,7 +60,11 @@ class Workload:
         return int(self.api.get(self.path)["status"].get("readyReplicas", 0))
 
     def pod(self, ordinal: int) -> dict[str, Any]:
-        return self.api.get(f"/api/v1/namespaces/{self.namespace}/pods/{self.name}-{ordinal}")
+        """The pod; without anything in it while there is none."""
+        try:
+            return self.api.get(f"/api/v1/namespaces/{self.namespace}/pods/{self.name}-{ordinal}")
+        except ApiError:
+            return {"metadata": {}, "spec": {}, "status": {}}
 
     def wait_ready(self, count: int) -> None:
         eventually(f"{count} ready pods", lambda: self.num_ready() == count)
@@ -178,16 +182,9 @@ def test_a_deleted_pod_goes_and_comes_back_under_its_name(hollow_nodes: HollowNo
     workload.wait_ready(2)
     old = workload.pod(0)
     workload.api.delete(f"/api/v1/namespaces/{workload.namespace}/pods/web-0")
-    eventually("a new pod", lambda: _uid(workload) not in ("", old["metadata"]["uid"]))
+    eventually("a new pod", lambda: workload.pod(0)["metadata"].get("uid") not in (None, old["metadata"]["uid"]))
     workload.wait_ready(2)
     assert workload.pod(0)["status"]["podIP"] != old["status"]["podIP"]
-
-
-def _uid(workload: Workload) -> str:
-    try:
-        return str(workload.pod(0)["metadata"]["uid"])
-    except ApiError:
-        return ""
 
 
 def test_failing_and_held_pods_are_reported_until_released(hollow_nodes: HollowNodes, workload: Workload) -> None:
@@ -210,7 +207,8 @@ def _waiting_reason(pod: dict[str, Any]) -> str:
 
 
 def _is_running(pod: dict[str, Any]) -> bool:
-    return bool(pod["status"]["phase"] == "Running" and "running" in pod["status"]["containerStatuses"][0]["state"])
+    statuses = pod["status"].get("containerStatuses", [{}])
+    return "running" in statuses[0].get("state", {}) and pod["status"]["phase"] == "Running"
 
 
 def test_a_readiness_gate_keeps_a_pod_from_being_ready(hollow_nodes: HollowNodes, workload: Workload) -> None:
