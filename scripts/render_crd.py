@@ -50,6 +50,12 @@ Bytes have a unit (`512Mi`, `4Gi`), durations too (`500ms`, `1m30s`); decimals s
 API has no floats. Every violation of a manifest comes in one answer, each with its field, its value and the fix.
 A field marked *required* must be stated; an object whose default is *as below* gets the defaults of its fields.
 """
+RULES_TAIL = """
+What these rules cannot say is refused by the operator's webhook, by its parser and by `kvtier up`: unknown flags of the
+engine in `settings`, names of variables and labels, ports of clusters on the same nodes. That all blocks fit into
+`transport.ports.range` shows when they are given out: condition `PortsAllocated`. `examples/invalid/` has a manifest
+for each rule, with the answer in its first lines.
+"""
 _KINDS: dict[type[Field], str] = {
     Amounts: "amounts by resource",
     Boolean: "true or false",
@@ -81,8 +87,7 @@ def render_page() -> str:
         _table("pod", _fields_of(POD)),
         "\n## Rules over several fields\n\nThe API server checks them, also when the operator is down:\n\n",
         "".join(f"- {line}\n" for line in sorted({*_rules()})),
-        "\nRules over what others run (ports of clusters on the same nodes, memory) are the webhook's.\n",
-        "That all blocks fit into `transport.ports.range` shows when they are given out: condition `PortsAllocated`.\n",
+        RULES_TAIL,
         _table("status", _fields_of(STATUS)),
     ]
     return "".join(sections)

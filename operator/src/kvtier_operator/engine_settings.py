@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from kvtier_worker.contract import Flag, WorkerSettings, flags_of
 
 from kvtier_operator.reading import Reader, nearest
-from kvtier_operator.units import parse_decimal
+from kvtier_operator.units import DECIMAL_ADVICE, parse_decimal
 
 Setting = str | int | float | bool
 
@@ -86,5 +86,5 @@ def _described(flag: Flag) -> str:
         return "true or false"
     if flag.kind is str:
         return " or ".join(flag.choices) or "a string, in quotes if it looks like a number"
-    kind = "a whole number" if flag.kind is int else 'a number in quotes, as in "2.5" (the API has no floats)'
+    kind = "a whole number" if flag.kind is int else DECIMAL_ADVICE.removeprefix("write ")
     return f"{kind}, {flag.range_hint}" if math.isfinite(flag.minimum) and flag.range_hint else kind

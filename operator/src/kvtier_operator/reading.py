@@ -31,7 +31,15 @@ from kvtier_operator.fields import (
     TextList,
     TextMap,
 )
-from kvtier_operator.units import parse_amount, parse_bytes, parse_decimal, parse_duration_ms
+from kvtier_operator.units import (
+    BYTES_ADVICE,
+    DECIMAL_ADVICE,
+    DURATION_ADVICE,
+    parse_amount,
+    parse_bytes,
+    parse_decimal,
+    parse_duration_ms,
+)
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 _Kind = TypeVar("_Kind", bound=Field)
@@ -167,7 +175,7 @@ class Reader:
         number = parse_decimal(self._stated(name, default))
         if number is not None:
             return number
-        self.reject(name, 'write a number in quotes, as in "2.5" (the API has no floats)')
+        self.reject(name, DECIMAL_ADVICE)
         return float(default)
 
     def bytes(self, name: str) -> int:
@@ -178,7 +186,7 @@ class Reader:
             return default
         size = parse_bytes(self._data[name])
         if size is None:
-            self.reject(name, 'write bytes with a unit, as in "512Mi" or "4Gi"')
+            self.reject(name, BYTES_ADVICE)
             return default
         if size < described.minimum:
             self.reject(name, f"write at least {described.minimum} bytes")
@@ -192,7 +200,7 @@ class Reader:
         assert default is not None, f"the default of {name} is no duration"
         total = parse_duration_ms(self._stated(name, described.default))
         if total is None:
-            self.reject(name, 'write a duration with a unit, as in "500ms", "30s" or "1m30s"')
+            self.reject(name, DURATION_ADVICE)
         elif not described.minimum <= total <= described.maximum:
             wanted = f"at least {described.minimum}" if total < described.minimum else f"at most {described.maximum}"
             self.reject(name, f"write {wanted} ms")

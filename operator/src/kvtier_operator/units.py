@@ -15,6 +15,10 @@ DECIMAL_PATTERN = r"[0-9]{1,9}(\.[0-9]{1,9})?"
 AMOUNT_PATTERN = r"[0-9]{1,18}(\.[0-9]{1,9})?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?"
 """An amount of a resource of a container: CPU, memory, devices."""
 
+BYTES_ADVICE = 'write bytes with a unit, as in "512Mi" or "4Gi"'
+DURATION_ADVICE = 'write a duration with a unit, as in "500ms", "30s" or "1m30s"'
+DECIMAL_ADVICE = 'write a number in quotes, as in "2.5" (the API has no floats)'
+
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
 _DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
 _UNITS = {"m": Fraction(1, 1000)} | {unit: Fraction(size) for unit, size in (_BINARY | _DECIMAL).items()}

@@ -51,7 +51,11 @@ def custom_resource_definition() -> dict[str, Any]:
 def _document() -> dict[str, Any]:
     schema = {name: value for name, value in render(DOCUMENT).items() if name != "default"}
     properties: dict[str, Any] = {name: {"type": "string"} for name in ("apiVersion", "kind")}
-    properties |= {"metadata": {"type": "object"}, "spec": render(SPEC), "status": render(STATUS)}
+    properties |= {
+        "metadata": {"type": "object", "properties": {"name": {"type": "string"}}},
+        "spec": render(SPEC),
+        "status": render(STATUS),
+    }
     return schema | {"properties": properties, "required": ["spec"]}
 
 

@@ -28,11 +28,21 @@ from kvtier_operator.fields import (
     TextList,
     TextMap,
 )
-from kvtier_operator.units import AMOUNT_PATTERN, BYTES_PATTERN, DECIMAL_PATTERN, DURATION_PATTERN, duration_text
+from kvtier_operator.units import (
+    AMOUNT_PATTERN,
+    BYTES_ADVICE,
+    BYTES_PATTERN,
+    DECIMAL_ADVICE,
+    DECIMAL_PATTERN,
+    DURATION_ADVICE,
+    DURATION_PATTERN,
+    duration_text,
+)
 
 Schema = dict[str, Any]
 
 _MAX_NUMBER_TEXT = 32
+_IS_NUMBER = "isQuantity(string(self))"
 NO_DURATION = f"!self.matches('^{DURATION_PATTERN}$')"
 """Keeps a rule from judging what the pattern has refused already."""
 
@@ -60,9 +70,14 @@ def _rule(rule: Rule) -> Schema:
 
 
 def _own_rules(described: Field) -> list[Schema]:
-    """Limits that OpenAPI cannot say."""
+    """Limits that OpenAPI cannot say, and advice for what a pattern refuses without telling why."""
     rules: list[Rule] = []
+    if isinstance(described, Text) and described.pattern:
+        rules.append(Rule(f"self.matches(r'^({described.pattern})$')", described.advice))
+    if isinstance(described, Decimal):
+        rules.append(Rule(_IS_NUMBER, DECIMAL_ADVICE))
     if isinstance(described, Bytes):
+        rules.append(Rule(_IS_NUMBER, BYTES_ADVICE))
         rules.append(
             Rule(
                 f"!isQuantity(string(self)) || !quantity(string(self)).isLessThan(quantity('{described.minimum}'))",
@@ -70,6 +85,7 @@ def _own_rules(described: Field) -> list[Schema]:
             )
         )
     if isinstance(described, Duration):
+        rules.append(Rule(f"self.matches(r'^{DURATION_PATTERN}$')", DURATION_ADVICE))
         low, high = duration_text(described.minimum), duration_text(described.maximum)
         if described.minimum:
             rules.append(Rule(f"{NO_DURATION} || duration(self) >= duration('{low}')", f"write at least {low}"))

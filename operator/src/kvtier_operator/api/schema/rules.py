@@ -147,9 +147,10 @@ _POOL_SUFFIX = len("-store-")
 DOCUMENT = (
     Rule(
         "self.metadata.name.matches('^[a-z][-a-z0-9]*$')",
-        "metadata.name gives the Services their names: write lower-case letters, digits and dashes, a letter first",
-        expression="'metadata.name ' + self.metadata.name + ' gives the Services their names: write lower-case "
-        "letters, digits and dashes, a letter first'",
+        "gives the Services their names: write lower-case letters, digits and dashes, a letter first",
+        expression="'is ' + self.metadata.name + ' and gives the Services their names: write lower-case letters, "
+        "digits and dashes, a letter first'",
+        path=".metadata.name",
     ),
     Rule(
         f"self.spec.roles.all(r, size(self.metadata.name) + size(r.name) + {_ROLE_SUFFIX} <= {MAX_SET_NAME})",
@@ -163,6 +164,7 @@ DOCUMENT = (
     ),
     Rule(
         f"size(self.metadata.name) <= {MAX_SET_NAME - len('-master')}",
-        f"metadata.name may have {MAX_SET_NAME - len('-master')} characters: children add to it; shorten it",
+        f"may have {MAX_SET_NAME - len('-master')} characters: children add to it; shorten it",
+        path=".metadata.name",
     ),
 )
