@@ -77,7 +77,9 @@ def plan_stores(cluster: KVCacheCluster, observed: Observed, frozen: str, segmen
     sets = workloads_of(cluster, observed, Component.STORE)
     replicas, leaving, gone = _sizes(cluster, observed, sets)
     names = {item.pod.name for item in leaving}
+    led = leading_master(cluster, observed) is not None  # only a leader can end a job
     unwanted = [state for state in observed.drains.values() if state.pod not in names]
+    unwanted = [state for state in unwanted if led or state.phase is DrainPhase.UNSUPPORTED]
     stale: list[Action] = [
         CancelDrain(pod.name, pod.uid, state.job)
         for state in unwanted

@@ -177,6 +177,17 @@ def _planned(sizes: _Sizes, counts: Mapping[ObjectRef, int]) -> Counter[str]:
     return planned
 
 
+def _taken(observed: Observed, sizes: _Sizes) -> Counter[str]:
+    """Engines by role that lose their place; those that have failed serve nobody, and are no loss."""
+    taken: Counter[str] = Counter()
+    for ref in sizes.of(Component.ENGINE):
+        own, going = sizes.labels[ref], range(sizes.after[ref], sizes.before.get(ref, 0))
+        pods = _pods_of(observed, own[labels.ROLE], own[labels.REVISION])
+        failed = {pod.slot for pod in pods if pod.failure}
+        taken[own[labels.ROLE]] += sum(slot not in failed for slot in going)
+    return taken
+
+
 def _engines(cluster: KVCacheCluster, observed: Observed, sizes: _Sizes) -> Iterator[str]:
     """Never fewer pods than wanted less one unit, or than wanted with a surge, by our own doing."""
     before, after = _planned(sizes, sizes.before), _planned(sizes, sizes.after)
@@ -187,7 +198,7 @@ def _engines(cluster: KVCacheCluster, observed: Observed, sizes: _Sizes) -> Iter
         floor = role.replicas if cluster.rollout.max_surge else role.replicas - unit
         # Revisions that the spec has left behind cannot have more pods than they had ports for.
         floor = min(floor, _slots_with_ports(observed, role.name)) if _without_target(sizes) else floor
-        if after[role.name] < min(before[role.name], floor):
+        if _taken(observed, sizes)[role.name] and after[role.name] < min(before[role.name], floor):
             yield f"role {role.name} goes from {before[role.name]} to {after[role.name]} of {role.replicas}"
         yield from _ready_engines(observed, sizes, role.name, floor)
 
