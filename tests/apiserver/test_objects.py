@@ -19,11 +19,9 @@ from kvtier_operator.kinds import KINDS
 from kvtier_operator.observed import Manifest
 from kvtier_operator.planning.drift import first_difference
 from kvtier_operator.planning.layout import Layout
-from kvtier_operator.planning.ledger import Ledger
-from kvtier_operator.planning.wants import allocate_blocks
-from kvtier_operator.resources.objects.children import children
 from kvtier_operator.testing.api_client import APPLY_PATCH
 from kvtier_operator.testing.control_plane import ControlPlane
+from kvtier_operator.testing.rendered import built
 
 FOLDER = Path(__file__).parents[1] / "golden"
 CLUSTERS = sorted(path.stem for path in (FOLDER / "clusters").glob("*.yaml"))
@@ -39,10 +37,7 @@ def restricted(control_plane: ControlPlane) -> Iterator[str]:
 
 
 def build(cluster: KVCacheCluster, layout: Layout | None = None) -> list[Manifest]:
-    widest = settled_layout(cluster)
-    blocks = allocate_blocks(cluster, widest, Ledger(), frozenset(), now=0.0).blocks
-    made = children(cluster, layout or widest, blocks, frozenset())
-    return [item for items in made.values() for item in items]
+    return list(built(cluster, layout, frozenset()).values())
 
 
 def read(name: str, namespace: str) -> KVCacheCluster:
@@ -74,7 +69,7 @@ def settle(control_plane: ControlPlane, intents: list[Manifest]) -> dict[str, st
         if seen == before or time.monotonic() > deadline:
             return seen
         before = seen
-        time.sleep(1.0)
+        time.sleep(0.5)
 
 
 @pytest.mark.parametrize("name", CLUSTERS)

@@ -11,13 +11,9 @@ from typing import Any
 import pytest
 import yaml
 from kvtier_operator.api import parse
-from kvtier_operator.dry_run import settled_layout
-from kvtier_operator.kinds import OPTIONAL_KINDS
 from kvtier_operator.observed import Manifest
 from kvtier_operator.planning.layout import Stage
-from kvtier_operator.planning.ledger import Ledger
-from kvtier_operator.planning.wants import allocate_blocks
-from kvtier_operator.resources.objects.children import children
+from kvtier_operator.testing.rendered import staged
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CLUSTERS = sorted((GOLDEN / "clusters").glob("*.yaml"))
@@ -38,10 +34,7 @@ Dumper.add_representer(str, _text)
 
 
 def render(document: Mapping[str, Any]) -> str:
-    cluster = parse(document)
-    layout = settled_layout(cluster)
-    allocation = allocate_blocks(cluster, layout, Ledger(), frozenset(), now=0.0)
-    made = children(cluster, layout, allocation.blocks, frozenset(kind.name for kind in OPTIONAL_KINDS))
+    made = staged(parse(document))
     return "".join(f"---\n# {stage.name.lower()}\n{dump(manifest)}" for stage in Stage for manifest in made[stage])
 
 

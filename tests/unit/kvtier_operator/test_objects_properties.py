@@ -31,19 +31,15 @@ from kvtier_operator.api import (
 )
 from kvtier_operator.dry_run import settled_layout
 from kvtier_operator.observed import Component, Manifest
-from kvtier_operator.planning.layout import Layout
-from kvtier_operator.planning.ledger import BlockKey, Ledger
-from kvtier_operator.planning.ports import PortBlock
+from kvtier_operator.planning.layout import Stage
 from kvtier_operator.planning.revision import revision_of
-from kvtier_operator.planning.wants import allocate_blocks
 from kvtier_operator.resources.engine import EnginePlace, StoreAddresses, engine_settings
-from kvtier_operator.resources.objects.children import children
 from kvtier_operator.resources.objects.places import ANY_ADDRESS, Places
+from kvtier_operator.testing.rendered import blocks_of, staged
 from kvtier_worker.contract import WorkerSettings
 from kvtier_worker.store_node.status import NodeStatus
 
 DOCS = Path(__file__).parents[3] / "docs"
-KINDS = frozenset({"ServiceMonitor", "PrometheusRule"})
 MASTER_METRICS = {"master_active_clients"}
 """Of the masters' metrics, those of which a running one was seen to have them."""
 
@@ -108,14 +104,9 @@ def clusters(draw: st.DrawFn, *, roles: st.SearchStrategy[tuple[Role, ...]] | No
     )
 
 
-def blocks_of(cluster: KVCacheCluster, layout: Layout) -> Mapping[BlockKey, PortBlock]:
-    return allocate_blocks(cluster, layout, Ledger(), frozenset(), now=0.0).blocks
-
-
 def build(cluster: KVCacheCluster) -> list[Manifest]:
-    layout = settled_layout(cluster)
-    made = children(cluster, layout, blocks_of(cluster, layout), KINDS)
-    return [item for items in made.values() for item in items]
+    made = staged(cluster)
+    return [item for stage in Stage for item in made[stage]]
 
 
 def workloads(objects: Sequence[Manifest]) -> list[Manifest]:
@@ -230,7 +221,7 @@ def test_pods_that_may_share_a_node_share_no_port(cluster: KVCacheCluster) -> No
 def test_template_and_slot_together_are_the_engines_settings(cluster: KVCacheCluster) -> None:
     objects = build(cluster)
     layout = settled_layout(cluster)
-    places = Places(cluster, blocks_of(cluster, layout))
+    places = Places(cluster, blocks_of(cluster))
     configs = {item["metadata"]["name"]: item.get("data", {}) for item in objects if item["kind"] == "ConfigMap"}
     for engines in layout.engines:
         name, role = (
