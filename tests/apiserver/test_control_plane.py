@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -153,6 +154,22 @@ def test_a_process_that_ended_is_named_with_its_last_words(restored: ControlPlan
     assert restored.logs(APISERVER, 1).strip() == failure.value.log_tail[-1].strip()
 
 
+def test_a_process_that_cannot_start_is_named_and_nothing_stays_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "etcd"
+    broken.write_text('#!/bin/sh\n[ "$1" = --version ] && echo 3.6.0 && exit\necho the disk is on fire\nexit 1\n')
+    broken.chmod(0o755)
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
+    broken_one = ControlPlane(state_dir=tmp_path / "state")
+    with pytest.raises(ProcessFailed, match="etcd ended by itself") as failure:
+        broken_one.start()
+    assert failure.value.log_tail == ("the disk is on fire",)
+    with pytest.raises(OSError, match="refused"):
+        broken_one.api.get("/readyz")
+    broken_one.stop()
+
+
 def test_writes_of_a_user_are_known(control_plane: ControlPlane, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     before = len(control_plane.writes("admin"))
@@ -242,3 +259,27 @@ def test_hundreds_of_pods_run_and_leave(hollow_nodes: HollowNodes, workload: Wor
     workload.api.patch(workload.path, {"spec": {"replicas": 0}})
     pods = f"/api/v1/namespaces/{workload.namespace}/pods?limit=1"
     eventually("no pods", lambda: not workload.api.get(pods)["items"], 60)
+
+
+def test_a_namespace_with_pods_goes_when_the_hollow_nodes_have_left(control_plane: ControlPlane) -> None:
+    with control_plane.namespace() as name:
+        workload = Workload(control_plane, name)
+        with HollowNodes(control_plane.api, 1) as nodes:
+            workload.create(stateful_set(2))
+            workload.wait_ready(2)
+        assert control_plane.kubectl("get", "nodes", *nodes.names, "--ignore-not-found") == ""
+    eventually("the namespace is gone", lambda: _phase(control_plane, f"/api/v1/namespaces/{name}") == "", 60)
+
+
+def test_a_pod_takes_as_long_to_end_as_its_node_is_told(control_plane: ControlPlane, namespace: str) -> None:
+    workload = Workload(control_plane, namespace)
+    path = f"/api/v1/namespaces/{namespace}/pods/web-0"
+    with HollowNodes(control_plane.api, 1, termination_s=1.0) as nodes:
+        workload.create(stateful_set(1))
+        workload.wait_ready(1)
+        started = time.monotonic()
+        uid = control_plane.api.delete(path)["metadata"]["uid"]
+        assert workload.pod(0)["metadata"]["uid"] == uid
+        eventually("a new pod", lambda: workload.pod(0)["metadata"].get("uid") not in (None, uid))
+        assert time.monotonic() - started > 0.9
+        assert nodes.names == ("hollow-0",)
