@@ -66,12 +66,24 @@ def test_answers_come_in_the_order_of_the_question(tmp_path: Path) -> None:
 def test_a_go_that_cannot_read_the_modules_is_refused_with_what_to_do(tmp_path: Path) -> None:
     script(tmp_path / "go", "go1.19.8")
     with pytest.raises(MachineError, match=r"too old .*go1\.19\.8.*: install Go 1\.26"):
-        go_builds.find_go({"PATH": str(tmp_path)})
+        go_builds.find_go({"PATH": str(tmp_path)}, elsewhere=())
 
 
-def test_a_go_that_is_new_enough_is_taken_from_the_path(tmp_path: Path) -> None:
-    go = script(tmp_path / "go", "go1.24.3")
-    assert go_builds.find_go({"PATH": str(tmp_path)}) == str(go)
+def test_a_missing_go_is_told_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match=r"no go command .*: install Go 1\.26"):
+        go_builds.find_go({"PATH": str(tmp_path)}, elsewhere=())
+
+
+def test_a_go_that_is_new_enough_is_taken_from_the_path_first(tmp_path: Path) -> None:
+    go = script(tmp_path / "path" / "go", "go1.24.3")
+    script(tmp_path / "venv" / "go", "go1.27.0")
+    assert go_builds.find_go({"PATH": str(tmp_path / "path")}, elsewhere=(tmp_path / "venv",)) == str(go)
+
+
+def test_an_old_go_of_the_path_does_not_hide_the_one_that_pip_installed(tmp_path: Path) -> None:
+    script(tmp_path / "path" / "go", "go1.19.8")
+    go = script(tmp_path / "venv" / "go", "go1.27.0")
+    assert go_builds.find_go({"PATH": str(tmp_path / "path")}, elsewhere=(tmp_path / "venv",)) == str(go)
 
 
 def test_a_failed_build_leaves_nothing_and_tells_what_go_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

