@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from kvtier_operator.manifest import find_programs, load
+from kvtier_operator.observed import Component
 from kvtier_operator.process_plan import plan_processes
 from kvtier_operator.supervisor import LocalCluster
 
@@ -46,3 +47,28 @@ def test_a_kvtier_node_unmounts_when_it_is_stopped(manifest: Callable[..., Path]
     with cluster:
         cluster.stop_process("store-dram-1")
         assert len(httpx.get(f"{admin}/get_all_segments").text.split()) == 1
+
+
+@pytest.mark.etcd
+def test_nodes_of_both_kinds_find_the_leader_through_an_etcd_of_several_members(
+    manifest: Callable[..., Path], tmp_path: Path
+) -> None:
+    def changes(spec: dict[str, Any]) -> None:
+        spec["coordination"] = {"etcd": {"managed": {"replicas": 3}}}
+        spec["master"] = {"replicas": 2}
+        spec["store"]["pools"] = [
+            {"name": "dram", "segmentSize": "64Mi"},
+            {"name": "wheel", "kind": "MooncakeClient", "segmentSize": "64Mi"},
+        ]
+
+    file = manifest("local-tcp.yaml", changes)
+    etcd = find_programs(etcd=True)
+    processes = [
+        process
+        for process in plan_processes(load(file), "/no/model", etcd, str(tmp_path))
+        if process.component is not Component.ENGINE
+    ]
+    masters = [process.url for process in processes if process.component is Component.MASTER]
+    with LocalCluster(processes, tmp_path / "logs", print):
+        (leader,) = [url for url in masters if httpx.get(f"{url}/health").json()["service_ready"]]
+        assert len(httpx.get(f"{leader}/get_all_segments").text.split()) == 2

@@ -134,9 +134,10 @@ def _process_rows(processes: Sequence[ProcessReport]) -> Iterator[tuple[str, ...
 def _headline(store: StoreReport) -> str:
     capacity = sum(segment.capacity for segment in store.segments)
     used = sum(segment.used for segment in store.segments)
-    number = len(store.segments)
-    segments = "1 segment" if number == 1 else f"{number} segments"
-    return f"store: {segments}, {_bytes(used)} of {_bytes(capacity)} used, {store.objects:,} objects"
+    return (
+        f"store: {_counted(len(store.segments), 'segment')}, {_bytes(used)} of {_bytes(capacity)} used, "
+        f"{_counted(store.objects, 'object')}"
+    )
 
 
 def _segment_rows(segments: Sequence[SegmentReport]) -> Iterator[tuple[str, ...]]:
@@ -160,6 +161,10 @@ def _table(rows: Iterator[tuple[str, ...]]) -> str:
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _bytes(number: float) -> str:

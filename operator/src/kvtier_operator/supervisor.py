@@ -195,7 +195,9 @@ class LocalCluster:
                 if late := self._lives[name].lateness():
                     raise ProcessFailed(name, late, self.log_tail(name))
             if self._stop_request.wait(POLL_S):
-                raise Interrupted(f"stopped while {', '.join(waiting)} was starting")
+                raise Interrupted(
+                    f"stopped while {' and '.join(waiting)} {'was' if len(waiting) == 1 else 'were'} starting"
+                )
 
     def _check_processes(self) -> None:
         for name, life in self._lives.items():

