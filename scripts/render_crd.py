@@ -52,9 +52,8 @@ A field marked *required* must be stated; an object whose default is *as below* 
 """
 RULES_TAIL = """
 What these rules cannot say is refused by the operator's webhook, by its parser and by `kvtier up`: unknown flags of the
-engine in `settings`, names of variables and labels, ports of clusters on the same nodes. That all blocks fit into
-`transport.ports.range` shows when they are given out: condition `PortsAllocated`. `examples/invalid/` has a manifest
-for each rule, with the answer in its first lines.
+engine in `settings`, names of variables and labels, blocks that do not fit into `transport.ports.range`, ports of
+clusters on the same nodes. `examples/invalid/` has a manifest for each rule, with the answer in its first lines.
 """
 _KINDS: dict[type[Field], str] = {
     Amounts: "amounts by resource",

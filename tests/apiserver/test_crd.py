@@ -11,9 +11,9 @@ import yaml
 from kvtier_operator.api.schema import DOCUMENT, SPEC
 from kvtier_operator.fields import Object, Rule, walk
 from kvtier_operator.testing.control_plane import ControlPlane
+from kvtier_operator.testing.installation import install_definition
 
 ROOT = Path(__file__).parents[2]
-CRDS = ROOT / "crds"
 VALID = sorted((ROOT / "examples").glob("*.yaml"))
 INVALID = sorted((ROOT / "examples" / "invalid").glob("*.yaml"))
 EXPECT = re.compile(r"# expect: (\S+): (.*)")
@@ -23,8 +23,7 @@ pytestmark = pytest.mark.apiserver
 
 @pytest.fixture(scope="module")
 def crd(control_plane: ControlPlane) -> ControlPlane:
-    control_plane.kubectl("apply", "--server-side", "-f", str(CRDS))
-    control_plane.kubectl("wait", "--for=condition=Established", "crd/kvcacheclusters.kvtier.dev", "--timeout=20s")
+    install_definition(control_plane)
     return control_plane
 
 

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 NAME_PATTERN = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+OBJECT_NAME_PATTERN = "[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
+"""Name of an object that may have dots."""
+OBJECT_NAME_ADVICE = "write a name of lower-case letters, digits, dashes and dots, 253 characters at most"
 NAME_ADVICE = "write a name of lower-case letters, digits and dashes, 63 characters at most"
 
 

@@ -210,6 +210,8 @@ def test_options_of_pods_are_handed_on() -> None:
         ({"labels": {"app.kubernetes.io/name": "x"}}, "labels.app.kubernetes.io/name"),
         ({"labels": {"pod-template-hash": "x"}}, "labels.pod-template-hash"),
         ({"labels": {"team": "a b"}}, "labels.team"),
+        ({"nodeSelector": {"a b": "x"}}, "nodeSelector.a b"),
+        ({"priorityClass": "High"}, "priorityClass"),
         ({"annotations": {"a/b/c": "x"}}, "annotations.a/b/c"),
         ({"resources": {"requests": {"memory": "lots"}}}, "resources.requests.memory"),
         ({"resources": {"request": {}}}, "resources.request"),
@@ -225,6 +227,24 @@ def test_options_of_pods_are_handed_on() -> None:
 )
 def test_options_that_cannot_be_are_named(options: dict[str, Any], path: str) -> None:
     assert list(refused(with_pod(**options))) == [f"spec.roles[0].pod.{path}"]
+
+
+def test_labels_that_no_object_can_have_are_named() -> None:
+    assert set(
+        refused(
+            with_spec(
+                observability={"labels": {"release": "a b"}},
+                security={"networkPolicy": {"allowFrom": {"-": "x"}}},
+                images={"default": "", "engine": "a b", "pullSecrets": [{"name": "A"}]},
+            )
+        )
+    ) == {
+        "spec.observability.labels.release",
+        "spec.security.networkPolicy.allowFrom.-",
+        "spec.images.default",
+        "spec.images.engine",
+        "spec.images.pullSecrets[0].name",
+    }
 
 
 def test_a_volume_of_etcd_needs_a_size() -> None:

@@ -15,6 +15,9 @@ from kvtier_operator.api.schema import DOCUMENT, SPEC, STATUS, custom_resource_d
 from kvtier_operator.errors import SpecError
 from kvtier_operator.fields import walk
 from kvtier_operator.manifest import load
+from kvtier_operator.observed import Observed
+from kvtier_operator.planning.progress import Progress
+from kvtier_operator.status import status_of
 from kvtier_operator.units import duration_text, parse_duration_ms
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
@@ -147,6 +150,12 @@ def test_an_example_means_the_same_with_the_defaults_of_the_api_server(path: Pat
     assert fits(document, SCHEMA)
     assert fits(with_defaults(document, SCHEMA), SCHEMA)
     assert parse(with_defaults(document, SCHEMA)) == load(path)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_status_that_is_written_is_described(path: Path) -> None:
+    status = status_of(load(path), Observed(now=1e9), Progress())
+    assert fits(status, SCHEMA["properties"]["status"])
 
 
 @given(st.data())

@@ -22,7 +22,7 @@ def read_pod(component: Reader) -> PodOptions:
     reader = component.child("pod")
     return PodOptions(
         resources=_resources(reader.child("resources")),
-        node_selector=reader.text_map("nodeSelector"),
+        node_selector=read_labels(reader, "nodeSelector"),
         tolerations=reader.mappings("tolerations"),
         affinity=reader.values("affinity"),
         annotations=_annotations(reader),
@@ -34,6 +34,16 @@ def read_pod(component: Reader) -> PodOptions:
         volumes=_volumes(reader),
         volume_mounts=_mounts(reader),
     )
+
+
+def read_labels(reader: Reader, name: str) -> Mapping[str, str]:
+    """A mapping that goes into labels or selects by them."""
+    labels = reader.text_map(name)
+    for key, value in labels.items():
+        if not _QUALIFIED_NAME.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
+            fix = "write a name as in example.org/team, and at most 63 letters, digits, dashes, dots and underscores"
+            reader.reject_key(name, key, fix)
+    return labels
 
 
 def _resources(reader: Reader) -> Mapping[str, Any]:
@@ -56,17 +66,10 @@ def _annotations(reader: Reader) -> Mapping[str, str]:
 
 
 def _labels(reader: Reader) -> Mapping[str, str]:
-    labels = reader.text_map("labels")
-    for name, value in labels.items():
+    labels = read_labels(reader, "labels")
+    for name in labels:
         if name in described.OWNED_LABELS or name.startswith(described.OWNED_PREFIXES):
             reader.reject_key("labels", name, described.LABELS_FIX)
-        elif not _QUALIFIED_NAME.fullmatch(name) or not _LABEL_VALUE.fullmatch(value):
-            reader.reject_key(
-                "labels",
-                name,
-                "write a name as in example.org/team, and a value of at most 63 of "
-                "letters, digits, dashes, dots and underscores",
-            )
     return labels
 
 

@@ -8,6 +8,7 @@ from kvtier_operator.api.choices import (
     PullPolicy,
     RolloutPolicy,
 )
+from kvtier_operator.api.parsing.pods import read_labels
 from kvtier_operator.api.pods import (
     Images,
 )
@@ -40,7 +41,7 @@ def read_rollout(reader: Reader) -> Rollout:
 def read_network_policies(security: Reader) -> NetworkPolicies:
     """Who may reach the pods."""
     reader = security.child("networkPolicy")
-    return NetworkPolicies(enabled=reader.boolean("enabled"), allow_from=reader.text_map("allowFrom"))
+    return NetworkPolicies(enabled=reader.boolean("enabled"), allow_from=read_labels(reader, "allowFrom"))
 
 
 def read_observability(reader: Reader) -> Observability:
@@ -48,7 +49,7 @@ def read_observability(reader: Reader) -> Observability:
     return Observability(
         service_monitor=reader.choice("serviceMonitor", Monitoring),
         alerts=reader.choice("alerts", Monitoring),
-        labels=reader.text_map("labels"),
+        labels=read_labels(reader, "labels"),
     )
 
 

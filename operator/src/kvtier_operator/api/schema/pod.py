@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from kvtier_operator.fields import NAME_ADVICE, NAME_PATTERN, Amounts, Free, FreeList, Object, Rule, Text, TextMap
+from kvtier_operator.fields import (
+    NAME_ADVICE,
+    NAME_PATTERN,
+    OBJECT_NAME_ADVICE,
+    OBJECT_NAME_PATTERN,
+    Amounts,
+    Free,
+    FreeList,
+    Object,
+    Rule,
+    Text,
+    TextMap,
+)
 
 OWNED_LABELS = (
     "apps.kubernetes.io/pod-index",
@@ -29,6 +41,10 @@ def _no_prefix(name: str, prefixes: tuple[str, ...]) -> str:
 
 def _quoted(texts: tuple[str, ...]) -> str:
     return "[" + ", ".join(f"'{text}'" for text in texts) + "]"
+
+
+def _object(text: str) -> Text:
+    return Text(text=text, pattern=OBJECT_NAME_PATTERN, advice=OBJECT_NAME_ADVICE)
 
 
 _RESOURCES = Object(
@@ -112,9 +128,9 @@ POD = Object(
             max_length=4096,
             rules=(Rule(f"self.all(k, k == '{API_KEY_VARIABLE}' || ({_no_prefix('k', ENV_PREFIXES)}))", ENV_FIX),),
         ),
-        "priorityClass": Text(text="Name of a PriorityClass."),
-        "runtimeClass": Text(text="Name of a RuntimeClass, as in nvidia."),
-        "serviceAccount": Text(text="Name of a ServiceAccount to use instead of the operator's."),
+        "priorityClass": _object("Name of a PriorityClass."),
+        "runtimeClass": _object("Name of a RuntimeClass, as in nvidia."),
+        "serviceAccount": _object("Name of a ServiceAccount to use instead of the operator's."),
         "volumes": FreeList(text="Volumes as in a pod, for weights, certificates and the like.", item=_VOLUME),
         "volumeMounts": FreeList(text="Where the container sees these volumes, as in a pod.", item=_MOUNT),
     },

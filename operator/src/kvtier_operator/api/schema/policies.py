@@ -12,9 +12,19 @@ from kvtier_operator.api.pods import (
     DEFAULT_ETCD_IMAGE,
     DEFAULT_IMAGE,
 )
-from kvtier_operator.fields import NAME_ADVICE, Boolean, Choice, Integer, Object, ObjectList, Text, TextMap
+from kvtier_operator.fields import (
+    OBJECT_NAME_ADVICE,
+    OBJECT_NAME_PATTERN,
+    Boolean,
+    Choice,
+    Integer,
+    Object,
+    ObjectList,
+    Text,
+    TextMap,
+)
 
-_IMAGE_PATTERN = r"\S*"
+_IMAGE_PATTERN = r"\S+"
 _IMAGE_ADVICE = "write an image without spaces, as in registry.example.org/kvtier-worker:0.1.0"
 
 
@@ -35,9 +45,7 @@ IMAGES = Object(
             text="Secrets with credentials of registries.",
             item=Object(
                 text="One Secret.",
-                fields={
-                    "name": Text(text="Its name.", pattern="[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", advice=NAME_ADVICE)
-                },
+                fields={"name": Text(text="Its name.", pattern=OBJECT_NAME_PATTERN, advice=OBJECT_NAME_ADVICE)},
                 required=("name",),
             ),
             key="name",
