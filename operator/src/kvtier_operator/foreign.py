@@ -15,7 +15,7 @@ from kvtier_operator.kinds import KINDS
 from kvtier_operator.observe import observed_object
 from kvtier_operator.observed import Manifest, ObjectRef, ObservedObject
 
-LOOK_AGAIN_S = 30.0
+LOOK_AGAIN_S = 10.0
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import aiohttp
 import msgspec
@@ -40,7 +40,9 @@ _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _JSON = "application/json"
 _BY_US = {"fieldManager": MANAGER}
-_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v1"
+_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+_Shape = TypeVar("_Shape")
 
 Login = Callable[[], ConnectionInfo]
 
@@ -60,7 +62,7 @@ class _Item(msgspec.Struct):
 
 class _Page(msgspec.Struct):
     metadata: _Metadata
-    items: list[_Item]
+    items: list[_Item] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +145,8 @@ class KubeClient:
         params = {"limit": str(_PAGE), "labelSelector": selector}
         while True:
             call = _Call("list", kind, "GET", kind.path(namespace), params=params, accept=_METADATA_ONLY)
-            page = msgspec.json.decode(await self._exchange(call), type=_Page)
-            for item in page.items:
+            page = _decoded(call, await self._exchange(call), _Page)
+            for item in page.items or ():
                 meta = item.metadata
                 yield Listed(meta.namespace, meta.name, meta.uid, int(meta.resource_version), meta.labels)
             if not page.metadata.continue_:
@@ -193,8 +195,7 @@ class KubeClient:
         return answer if answer.get("metadata", {}).get("uid") == uid else None
 
     async def _send(self, call: _Call) -> Manifest:
-        decoded: Manifest = msgspec.json.decode(await self._exchange(call))
-        return decoded
+        return _decoded(call, await self._exchange(call), dict)
 
     async def _exchange(self, call: _Call) -> bytes:
         session = self._session
@@ -230,6 +231,13 @@ class KubeClient:
             if refused is not None:
                 await refused.close()
             return self._session
+
+
+def _decoded(call: _Call, body: bytes, shape: type[_Shape]) -> _Shape:
+    try:
+        return msgspec.json.decode(body, type=shape)
+    except msgspec.MsgspecError as error:  # of a proxy, for instance
+        raise ApiUnavailable(call.what, HTTPStatus.OK, f"unreadable answer: {error}") from error
 
 
 def _error(what: str, status: int, body: bytes, retry_after: str) -> ApiError:
