@@ -20,7 +20,7 @@ from kvtier_operator.observed import Observed
 from kvtier_operator.planning.actions import Delete, Emit, Scale
 from kvtier_operator.planning.layout import EngineSet
 from kvtier_operator.planning.progress import RolloutProgress
-from kvtier_operator.planning.remembered import last_revision, was_halted, was_true
+from kvtier_operator.planning.remembered import last_revision, was_halted, was_rolling_out, was_true
 from kvtier_operator.planning.revision import Revision
 from kvtier_operator.planning.revisions import EngineRevision, engine_revisions, free_lane
 from kvtier_operator.planning.units import Counts, Step, Units, next_step
@@ -106,12 +106,11 @@ def _at_rest(
         (one for one in others if one.lane != revision.lane), key=lambda one: (one.name != served, one.name)
     )
     kept = history[0].name if history else ""
-    news = served not in ("", own.name) and any(own.ready.values())
     return EnginesPlan(
         revision,
         _wanted(cluster),
         deletes=_delete(one for one in others if one.name != kept),
-        events=(Emit("RolloutCompleted", f"revision {own.name} serves, {served} has left"),) if news else (),
+        events=(Emit("RolloutCompleted", f"revision {own.name} has taken over"),) if was_rolling_out(observed) else (),
         progress=_progress(cluster, own, current=own.name if own.objects else "", previous=kept),
     )
 

@@ -35,6 +35,11 @@ def was_halted(observed: Observed, generation: int) -> bool:
     return found.get("status") == "True" and found.get("observedGeneration") == generation
 
 
+def was_rolling_out(observed: Observed) -> bool:
+    """True if engines of another revision still ran at the last pass."""
+    return _condition(observed, "Progressing").get("reason") == "RollingOut"
+
+
 def seconds_without_leader(observed: Observed) -> float:
     """For how long no master has led, as far as the status knows."""
     found = _condition(observed, "MasterLeaderElected")
