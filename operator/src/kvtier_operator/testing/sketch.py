@@ -113,6 +113,7 @@ def sketch_status(cluster: KVCacheCluster, observed: Observed, progress: Progres
         since = former["lastTransitionTime"] if former.get("status") == text else now
         generation = cluster.metadata.generation
         conditions.append({"type": name, "status": text, "observedGeneration": generation, "lastTransitionTime": since})
+    conditions.append({"type": "Progressing", "reason": "RollingOut" if progress.rollout.running else "Settled"})
     return {
         "conditions": conditions,
         "leader": {"pod": leader.name} if leader is not None else {},

@@ -155,7 +155,8 @@ def test_to_roll_back_is_to_make_the_old_revision_the_target() -> None:
 
 def test_one_former_revision_stays_at_zero_and_older_ones_go() -> None:
     objects = [sets(0, "old", "A"), sets(3, "new", "B")]
-    made = plan(objects, engine_pods(3, "new"))
+    rolling = {"conditions": [{"type": "Progressing", "status": "True", "reason": "RollingOut"}]}
+    made = plan(objects, engine_pods(3, "new"), status=rolling)
     assert (deleted(made), made.progress.previous) == ([], "old")
     assert [event.reason for event in made.events] == ["RolloutCompleted"]
     made = plan(objects, engine_pods(3, "new"), target="newest", status={"revisions": {"current": "new"}})
