@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
-from kvtier_operator.api import KVCacheCluster
+from kvtier_operator.api import Dialect, KVCacheCluster, Role
 from kvtier_operator.observed import Component
 from kvtier_operator.planning.allocation import Allocation, allocate
-from kvtier_operator.planning.layout import Layout
+from kvtier_operator.planning.layout import EngineSet, Layout
 from kvtier_operator.planning.ledger import BlockKey, Ledger, Want, owner
 from kvtier_operator.planning.ports import ETCD_PORTS, MASTER_PORTS, ROUTER_PORTS, STORE_PORTS, engine_ports
+from kvtier_operator.planning.revision import Revision
 
 ALL_PODS = -1
 """Slot of a block that every pod of a group uses."""
@@ -45,6 +46,11 @@ def block_key(cluster: str, component: Component, group: str = "", lane: str = "
 def api_key(cluster: str, group: str) -> BlockKey:
     """Owner of the HTTP port that the user chose for a role, or for the ``router``."""
     return BlockKey(cluster, f"api/{group}", "", ALL_PODS)
+
+
+def api_width(cluster: KVCacheCluster, role: Role) -> int:
+    """HTTP ports of an engine, from ``role.port`` on: xLLM is a process a rank, and each has one."""
+    return role.tensor if cluster.dialect is Dialect.XLLM else 1
 
 
 def local_key(cluster: str, component: Component, group: str = "", slot: int = 0) -> BlockKey:
@@ -101,6 +107,20 @@ def allocate_locally(cluster: KVCacheCluster) -> Allocation:
     )
 
 
+def ports_needed(cluster: KVCacheCluster) -> int:
+    """Length of the range that the cluster needs at most: in a rollout, when every engine has a block in both lanes."""
+    managed = cluster.coordination.managed
+    engines = (EngineSet(role.name, Revision("", lane), role.replicas) for lane in LANES for role in cluster.roles)
+    widest = Layout(
+        etcd=managed.replicas if managed and cluster.uses_store else 0,
+        masters=cluster.master.replicas if cluster.uses_store else 0,
+        pools={pool.name: pool.replicas for pool in cluster.pools},
+        engines=tuple(engines),
+        router=cluster.router.replicas if cluster.router else 0,
+    )
+    return sum(want.width for want in wants_of(cluster, widest) if want.at is None)
+
+
 def _whole_groups(cluster: KVCacheCluster, layout: Layout) -> Iterator[Want]:
     widths = (
         (Component.ETCD, layout.etcd, ETCD_PORTS),
@@ -131,6 +151,6 @@ def _api_wants(cluster: KVCacheCluster, layout: Layout) -> Iterator[Want]:
     busy = {engines.role for engines in layout.engines if engines.replicas}
     for role in cluster.roles:
         if role.name in busy:
-            yield Want(api_key(owner_of(cluster), role.name), 1, at=role.port)
+            yield Want(api_key(owner_of(cluster), role.name), api_width(cluster, role), at=role.port)
     if cluster.router is not None and layout.router:
         yield Want(api_key(owner_of(cluster), str(Component.ROUTER)), 1, at=cluster.router.port)

@@ -38,7 +38,7 @@ class MemoryCluster:
     def put(self, manifest: Manifest) -> Manifest:
         """Store an object as somebody else would, without counting it as a write."""
         meta = manifest["metadata"]
-        place = (manifest["kind"], meta["namespace"], meta["name"])
+        place = (manifest["kind"], meta.get("namespace", ""), meta["name"])
         stored = copy.deepcopy(manifest)
         known = self.objects.get(place)
         version = next(self._versions)
