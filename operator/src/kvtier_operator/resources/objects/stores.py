@@ -86,8 +86,7 @@ class _PoolBuilder:
         _, flags = split_flags(self._flags(host, block), _OWN_FLAGS)
         _, env = split_env(store_env(self.pool, block, self.places.master))
         http = PortBlock(self._http_port, self._http_port + 1)
-        named = host if self.pool.kind is StoreKind.KVTIER else ""
-        return Slot(slot, flags, env, ports=(block,) if block.meets(http) else (block, http), host=named)
+        return Slot(slot, flags, env, ports=(block,) if block.meets(http) else (block, http), host=host)
 
     def _pod(self) -> Pod:
         cluster, pool = self.places.cluster, self.pool
