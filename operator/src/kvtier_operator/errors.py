@@ -5,6 +5,7 @@ OperatorError
 ├── MachineError       this machine cannot run the cluster now: program missing, port busy, no model; lists all
 ├── ProcessFailed      a process of the cluster ended or never became ready
 ├── Interrupted        the user asked to stop while the cluster was starting
+├── LedgerError        the record of port blocks is damaged; lists everything
 ├── NotLeader          another replica of the operator acts
 ├── ForeignObject      an object of somebody else has the name of one of ours
 └── ApiError           the Kubernetes API did not do what it was asked
@@ -84,6 +85,18 @@ class ProcessFailed(OperatorError):
 
 class Interrupted(OperatorError):
     """Asked to stop before the cluster was ready."""
+
+
+class LedgerError(OperatorError):
+    """The record of port blocks is damaged. Nothing is allocated until it is mended, lest two pods get one port.
+
+    Attributes:
+        problems: one sentence each: entry, value, what is wrong with it.
+    """
+
+    def __init__(self, problems: Sequence[str], fix: str) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join((*self.problems, fix)))
 
 
 class NotLeader(OperatorError):
