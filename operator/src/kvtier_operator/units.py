@@ -5,6 +5,7 @@ The patterns stand in the custom resource definition too: they hold for Python's
 
 from __future__ import annotations
 
+import math
 import re
 from fractions import Fraction
 from typing import Any
@@ -28,9 +29,9 @@ _DURATION_PART = re.compile("([0-9]+)(ms|s|m|h)")
 
 
 def parse_bytes(value: Any) -> int | None:
-    """Bytes of ``512Mi``, ``1.5Gi`` or a plain number; None when it is no whole number of bytes."""
+    """Bytes of ``512Mi``, ``1.5Gi`` or a plain number, rounded up as Kubernetes does; None when it is no size."""
     size = _amount(value, BYTES_PATTERN)
-    return None if size is None or size.denominator != 1 else int(size)
+    return None if size is None else math.ceil(size)
 
 
 def parse_amount(value: Any) -> Fraction | None:
