@@ -13,6 +13,7 @@ from kvtier_operator.index import ClusterKey, Index, Record
 from kvtier_operator.labels import APPLIED_HASH, PORT_BLOCK
 from kvtier_operator.masters import AdminAddress, DrainProgress, MastersView, Targets
 from kvtier_operator.names import HOST_LEDGER, ledger_config, master_set
+from kvtier_operator.neighbours import blocks_of_all, gone_owners
 from kvtier_operator.observed import (
     Component,
     DrainPhase,
@@ -70,13 +71,17 @@ def observe(cluster: KVCacheCluster, index: Index, operator_namespace: str, arou
     unsettled = any(not record.settled for record in records)
     pods = tuple(_pods(records, newest, around.now, router_settled=not unsettled))
     live = index.cluster(key)
+    ledger = _ledger(index, *ledger_place(cluster, operator_namespace))
+    shared = cluster.transport.host_network
     return Observed(
         objects=objects,
         pods=pods,
         masters=around.view.masters,
         segments=frozenset(around.view.segments),
         drains={drain.pod: drain for drain in _drains(records, around)},
-        ledger=_ledger(index, *ledger_place(cluster, operator_namespace)),
+        ledger=ledger,
+        stated=blocks_of_all(index, observed_object) if shared and not ledger.resource_version else {},
+        gone=gone_owners(index, ledger, observed_object) if shared else frozenset(),
         optional_kinds=around.optional_kinds,
         status={} if live is None else live.live().get("status") or {},
         now=around.now,

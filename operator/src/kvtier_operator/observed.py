@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from kvtier_operator.planning.ledger import Ledger
+from kvtier_operator.planning.ledger import BlockKey, Ledger
+from kvtier_operator.planning.ports import PortBlock
 
 Manifest = dict[str, Any]
 """A Kubernetes object as it would stand in YAML."""
@@ -161,6 +162,8 @@ class Observed:
         segments: names of storage pods whose segment the leader lists.
         drains: by pod name.
         ledger: port blocks, with the resourceVersion that a write must name.
+        stated: when the ledger of the host network is lost, the blocks that pods of all clusters there use.
+        gone: owners in the ledger of the host network of whom nothing is left.
         optional_kinds: of the kinds that may be missing in a cluster (ServiceMonitor…), those that exist.
         status: the object's status as it stands, for what must not be forgotten (previous revisions and ids).
         now: seconds since the epoch.
@@ -172,6 +175,8 @@ class Observed:
     segments: frozenset[str] = frozenset()
     drains: Mapping[str, DrainState] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
+    stated: Mapping[BlockKey, PortBlock] = field(default_factory=dict)
+    gone: frozenset[str] = frozenset()
     optional_kinds: frozenset[str] = frozenset()
     status: Mapping[str, Any] = field(default_factory=dict)
     now: float = 0.0

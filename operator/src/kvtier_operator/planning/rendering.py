@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from kvtier_operator import labels, names
 from kvtier_operator.api import KVCacheCluster
 from kvtier_operator.observed import Component, Manifest, ObjectRef, Observed
-from kvtier_operator.planning.allocation import Allocation, adopt
+from kvtier_operator.planning.allocation import Allocation, adopt, release_absent
 from kvtier_operator.planning.engines import EnginesPlan
 from kvtier_operator.planning.in_use import live_keys, stated_blocks
 from kvtier_operator.planning.layout import EngineSet, Layout
@@ -91,7 +91,9 @@ def claim_ports(cluster: KVCacheCluster, observed: Observed, widest: Layout, eng
         lanes = {one.lane for one in workloads_of(cluster, observed, Component.ENGINE)}
         live |= {key for key in observed.ledger.entries if key.cluster == owner and key.lane in lanes - {""}}
     ours = [found for found in observed.objects.values() if is_ours(cluster, found)]
-    ledger = adopt(observed.ledger, stated_blocks(owner, ours, observed.pods)).ledger
+    stated = {**observed.stated, **stated_blocks(owner, ours, observed.pods)}
+    present = observed.ledger.clusters - observed.gone
+    ledger = adopt(release_absent(observed.ledger, present, observed.now), stated).ledger
     return allocate_blocks(cluster, widest, ledger, live, observed.now)
 
 
