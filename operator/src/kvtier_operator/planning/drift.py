@@ -42,10 +42,12 @@ def first_difference(intent: Any, live: Any) -> str:
 
 
 def _compare(intent: Any, live: Any, path: tuple[str, ...]) -> str:
+    if intent == live:
+        return ""  # nearly always, and much faster than field by field
     if _is_empty(intent):
         # The server drops some empty values and keeps others.
         return "" if live is None or isinstance(live, type(intent)) else _say(intent, live, path)
-    if isinstance(intent, Mapping):
+    if isinstance(intent, dict):
         return _compare_fields(intent, live, path)
     if isinstance(intent, list | tuple):
         return _compare_items(intent, live, path)
@@ -53,7 +55,7 @@ def _compare(intent: Any, live: Any, path: tuple[str, ...]) -> str:
 
 
 def _compare_fields(intent: Mapping[str, Any], live: Any, path: tuple[str, ...]) -> str:
-    if not isinstance(live, Mapping):
+    if not isinstance(live, dict):
         return _say(intent, live, path)
     found = (_compare(value, live.get(name), (*path, name)) for name, value in intent.items())
     return next(filter(None, found), "")
@@ -68,7 +70,7 @@ def _compare_items(intent: Sequence[Any], live: Any, path: tuple[str, ...]) -> s
             return _say(intent, live, path)
         pairs = [(str(index), wanted, live[index]) for index, wanted in enumerate(intent)]
     else:
-        by_key = {item.get(key): item for item in live if isinstance(item, Mapping)}
+        by_key = {item.get(key): item for item in live if isinstance(item, dict)}
         pairs = [(str(wanted[key]), wanted, by_key.get(wanted[key])) for wanted in intent]
     found = (_compare(wanted, present, (*path[:-1], f"{path[-1]}[{name}]")) for name, wanted, present in pairs)
     return next(filter(None, found), "")
@@ -76,7 +78,7 @@ def _compare_items(intent: Sequence[Any], live: Any, path: tuple[str, ...]) -> s
 
 def _merge_key(intent: Sequence[Any], path: tuple[str, ...]) -> str:
     """The field by which the server tells items apart; empty when it replaces the list as a whole."""
-    if not all(isinstance(item, Mapping) for item in intent):
+    if not all(isinstance(item, dict) for item in intent):
         return ""
     key = _MERGED_LISTS.get(path[-1], "") if path else ""
     if path[-1:] == ("ports",):
@@ -90,7 +92,7 @@ def _merge_key(intent: Sequence[Any], path: tuple[str, ...]) -> str:
 def _equal(intent: Any, live: Any, path: tuple[str, ...]) -> bool:
     if type(intent) is type(live) and intent == live:
         return True
-    if live is None or isinstance(intent, bool) or isinstance(live, bool | Mapping | list):
+    if live is None or isinstance(intent, bool) or isinstance(live, bool | dict | list):
         return False
     if path[-1] in _QUANTITIES or _HOLDERS_OF_QUANTITIES.intersection(path[-2:-1]):
         return _quantity(intent) == _quantity(live)
@@ -109,7 +111,7 @@ def _quantity(value: Any) -> Decimal | str:
 
 
 def _is_empty(value: Any) -> bool:
-    return isinstance(value, Mapping | list | tuple | str) and not value
+    return isinstance(value, dict | list | tuple | str) and not value
 
 
 def _say(intent: Any, live: Any, path: tuple[str, ...]) -> str:
@@ -119,5 +121,5 @@ def _say(intent: Any, live: Any, path: tuple[str, ...]) -> str:
 def _short(value: Any) -> str:
     if value is None:
         return "absent"
-    text = str(value) if isinstance(value, Mapping | list | tuple) else repr(value)
+    text = str(value) if isinstance(value, dict | list | tuple) else repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

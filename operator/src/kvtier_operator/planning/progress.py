@@ -38,7 +38,7 @@ class RolloutProgress:
     @property
     def running(self) -> bool:
         """True while pods of another revision than the target exist or are wanted."""
-        return self.current != self.target or bool(self.abandoned)
+        return bool(self.abandoned) or self.current not in ("", self.target)
 
 
 @dataclass(frozen=True, slots=True)
