@@ -45,11 +45,12 @@ FREE: Mapping[str, Flag] = {name: flag for name, flag in flags_of(WorkerSettings
 """Flags that a role may set."""
 
 
-def read_settings(role: Reader) -> Mapping[str, Setting]:
+def read_settings(role: Reader, *, ours: bool) -> Mapping[str, Setting]:
     """Settings of one role, by the engine's flag name.
 
     Args:
         role: reader of the role; gets the violations.
+        ours: the engine is kvtier's own; another one with the same flags may know more words for them.
     """
     settings: dict[str, Setting] = {}
     for name, value in role.values("settings").items():
@@ -59,7 +60,7 @@ def read_settings(role: Reader) -> Mapping[str, Setting]:
             role.reject_key("settings", name, nearest(str(name), tuple(FREE)))
         else:
             typed = _typed(value, FREE[name])
-            if typed is None or not _allowed(typed, FREE[name]):
+            if typed is None or not _allowed(typed, FREE[name], ours=ours):
                 role.reject_key("settings", name, f"write {_described(FREE[name])}")
             else:
                 settings[name] = typed
@@ -75,10 +76,10 @@ def _typed(value: object, flag: Flag) -> Setting | None:
     return None
 
 
-def _allowed(value: Setting, flag: Flag) -> bool:
+def _allowed(value: Setting, flag: Flag, *, ours: bool) -> bool:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return flag.minimum <= value <= flag.maximum
-    return not flag.choices or value in flag.choices
+    return not ours or not flag.choices or value in flag.choices
 
 
 def _described(flag: Flag) -> str:

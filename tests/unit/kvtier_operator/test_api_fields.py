@@ -257,3 +257,12 @@ def test_ports_of_roles_that_rest_stay_theirs() -> None:
     assert refused(with_spec(roles=roles)) == {
         "spec.roles[1].port": "role a has ports 8010 to 8010 (engine i has port + i); move one of them"
     }
+
+
+def test_words_of_a_flag_are_those_of_the_engine_that_runs() -> None:
+    settings = {"priority_strategy": "deadline"}
+    assert list(refused(with_spec(roles=[{"name": "engine", "settings": settings}]))) == [
+        "spec.roles[0].settings.priority_strategy"
+    ]
+    cluster = parse(with_spec(engine={"dialect": "Xllm"}, roles=[{"name": "engine", "settings": settings}]))
+    assert cluster.roles[0].settings == settings

@@ -59,7 +59,7 @@ def test_no_document_at_all_gets_past_the_parser_with_another_error(document: An
 
 
 @given(st.data())
-@settings(max_examples=200)
+@settings(max_examples=120)
 def test_whatever_stands_in_a_field_the_answer_is_records_or_violations(data: st.DataObject) -> None:
     document = deepcopy(data.draw(st.sampled_from(DOCUMENTS)))
     for _ in range(data.draw(st.integers(1, 3))):

@@ -159,7 +159,7 @@ def test_the_status_that_is_written_is_described(path: Path) -> None:
 
 
 @given(st.data())
-@settings(max_examples=300)
+@settings(max_examples=200)
 def test_the_parser_takes_nothing_that_the_schema_refuses(data: st.DataObject) -> None:
     document = deepcopy(RICH)
     at, key = data.draw(st.sampled_from(list(places_in(document["spec"]))))

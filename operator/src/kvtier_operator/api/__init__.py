@@ -15,10 +15,7 @@ from kvtier_operator.api.choices import (
     StoreKind,
 )
 from kvtier_operator.api.parsing import parse
-from kvtier_operator.api.pods import (
-    Images,
-    PodOptions,
-)
+from kvtier_operator.api.pods import Images, PodOptions
 from kvtier_operator.api.records import (
     API_VERSION,
     GROUP,

@@ -4,21 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvtier_operator.api.choices import (
-    Dialect,
-    Durability,
-    RoleType,
-)
-from kvtier_operator.api.records import (
-    KVCacheCluster,
-)
-from kvtier_operator.api.schema.limits import (
-    FIRST_NODE_PORT,
-    LAST_NODE_PORT,
-    LAST_PORT,
-    MAX_SET_NAME,
-    REVISION_LENGTH,
-)
+from kvtier_operator.api.choices import Dialect, Durability, RoleType
+from kvtier_operator.api.records import KVCacheCluster
+from kvtier_operator.api.schema.limits import FIRST_NODE_PORT, LAST_NODE_PORT, LAST_PORT, MAX_SET_NAME, REVISION_LENGTH
 from kvtier_operator.errors import Violation
 
 _NODE_PORTS = (FIRST_NODE_PORT, LAST_NODE_PORT + 1)

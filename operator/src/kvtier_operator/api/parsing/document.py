@@ -6,11 +6,7 @@ import re
 from typing import Any
 
 from kvtier_operator.api import cross_rules
-from kvtier_operator.api.choices import (
-    Dialect,
-    NamespacePolicy,
-    Protocol,
-)
+from kvtier_operator.api.choices import Dialect, NamespacePolicy, Protocol
 from kvtier_operator.api.parsing.components import read_coordination, read_master, read_pools, read_router
 from kvtier_operator.api.parsing.engines import read_role
 from kvtier_operator.api.parsing.policies import (
@@ -57,19 +53,20 @@ def parse(document: Any) -> KVCacheCluster:
 
 def _cluster(name: str, metadata: Metadata, spec: Reader) -> KVCacheCluster:
     coordination = read_coordination(spec.child("coordination"))
+    dialect = spec.child("engine").choice("dialect", Dialect)
     return KVCacheCluster(
         name=name,
         metadata=metadata,
         paused=spec.boolean("paused"),
         cluster_id=spec.text("clusterID"),
-        dialect=spec.child("engine").choice("dialect", Dialect),
+        dialect=dialect,
         images=read_images(spec.child("images")),
         coordination=coordination,
         master=read_master(spec.child("master"), uses_etcd=coordination.uses_etcd),
         pools=read_pools(spec.child("store")),
         transport=_transport(spec.child("transport")),
         model=_model(spec.child("model")),
-        roles=tuple(read_role(role) for role in spec.children("roles")),
+        roles=tuple(read_role(role, dialect) for role in spec.children("roles")),
         router=read_router(spec.child("router")) if spec.has("router") else None,
         rollout=read_rollout(spec.child("rollout")),
         network_policies=read_network_policies(spec.child("security")),

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from kvtier_operator.api.choices import (
-    RoleType,
-)
+from kvtier_operator.api.choices import Dialect, RoleType
 from kvtier_operator.api.parsing.pods import read_pod
-from kvtier_operator.api.records import (
-    Role,
-    Tiers,
-)
+from kvtier_operator.api.records import Role, Tiers
 from kvtier_operator.api.schema.engines import TAKEN_FIX
 from kvtier_operator.api.schema.limits import TAKEN_ROLE_NAMES
 from kvtier_operator.engine_settings import read_settings
 from kvtier_operator.reading import Reader
 
 
-def read_role(reader: Reader) -> Role:
+def read_role(reader: Reader, dialect: Dialect) -> Role:
     """Engines that do the same work."""
     role = Role(
         name=reader.text("name"),
@@ -25,7 +20,7 @@ def read_role(reader: Reader) -> Role:
         tensor=reader.child("parallelism").integer("tensor"),
         port=reader.integer("port"),
         tiers=_tiers(reader.child("tiers")),
-        settings=read_settings(reader),
+        settings=read_settings(reader, ours=dialect is Dialect.KVTIER),
         shm_bytes=reader.child("shm").bytes("size"),
         grace_ms=reader.child("termination").integer("graceSeconds") * 1000,
         pod=read_pod(reader),

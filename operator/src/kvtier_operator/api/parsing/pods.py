@@ -6,9 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from kvtier_operator.api.pods import (
-    PodOptions,
-)
+from kvtier_operator.api.pods import PodOptions
 from kvtier_operator.api.schema import pod as described
 from kvtier_operator.reading import Reader
 

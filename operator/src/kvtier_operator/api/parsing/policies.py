@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from kvtier_operator.api.choices import (
-    DeletionPolicy,
-    Monitoring,
-    PullPolicy,
-    RolloutPolicy,
-)
+from kvtier_operator.api.choices import DeletionPolicy, Monitoring, PullPolicy, RolloutPolicy
 from kvtier_operator.api.parsing.pods import read_labels
-from kvtier_operator.api.pods import (
-    Images,
-)
-from kvtier_operator.api.records import (
-    NetworkPolicies,
-    Observability,
-    Rollout,
-)
+from kvtier_operator.api.pods import Images
+from kvtier_operator.api.records import NetworkPolicies, Observability, Rollout
 from kvtier_operator.reading import Reader
 
 

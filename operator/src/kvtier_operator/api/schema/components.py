@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from kvtier_operator.api.choices import (
-    DrainMode,
-    DrainTimeout,
-    Durability,
-    StoreKind,
-)
+from kvtier_operator.api.choices import DrainMode, DrainTimeout, Durability, StoreKind
 from kvtier_operator.api.schema.limits import FIRST_PORT, LAST_PORT, MIN_SEGMENT_BYTES
 from kvtier_operator.api.schema.pod import POD
 from kvtier_operator.fields import (

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtier_operator.api.records import (
-    GROUP,
-    KIND,
-    PLURAL,
-    VERSION,
-)
+from kvtier_operator.api.records import GROUP, KIND, PLURAL, VERSION
 from kvtier_operator.api.schema.openapi import render
 from kvtier_operator.api.schema.spec import DOCUMENT, SPEC
 from kvtier_operator.api.schema.status import STATUS

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from kvtier_worker.contract import WorkerSettings
 
-from kvtier_operator.api.choices import (
-    RoleType,
-)
+from kvtier_operator.api.choices import RoleType
 from kvtier_operator.api.schema.limits import FIRST_PORT, LAST_PORT, MAX_ROLES, TAKEN_ROLE_NAMES
 from kvtier_operator.api.schema.pod import POD
 from kvtier_operator.fields import (

@@ -219,7 +219,7 @@ def _number_text(pattern: str) -> Schema:
 
 
 def _flag(flag: Flag) -> Schema:
-    """One flag of the engine, without its default: that is the engine's, whatever its version."""
+    """One flag of the engine, without its default and words: those are the engine's, whatever its version."""
     schema: Schema = {"description": f"{flag.help} The engine's default: {flag.render(flag.default) or 'empty'}."}
     if flag.kind is float:
         return schema | _number_text(DECIMAL_PATTERN)
@@ -228,6 +228,4 @@ def _flag(flag: Flag) -> Schema:
         schema["format"] = "int64"
         bounds = {"minimum": flag.minimum, "maximum": flag.maximum}
         schema |= {name: int(value) for name, value in bounds.items() if math.isfinite(value) and abs(value) < _EXACT}
-    if flag.choices:
-        schema["enum"] = list(flag.choices)
     return schema

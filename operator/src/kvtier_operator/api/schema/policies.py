@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from kvtier_operator.api.choices import (
-    DeletionPolicy,
-    Monitoring,
-    PullPolicy,
-    RolloutPolicy,
-)
-from kvtier_operator.api.pods import (
-    DEFAULT_ETCD_IMAGE,
-    DEFAULT_IMAGE,
-)
+from kvtier_operator.api.choices import DeletionPolicy, Monitoring, PullPolicy, RolloutPolicy
+from kvtier_operator.api.pods import DEFAULT_ETCD_IMAGE, DEFAULT_IMAGE
 from kvtier_operator.fields import (
     OBJECT_NAME_ADVICE,
     OBJECT_NAME_PATTERN,

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from kvtier_operator.api.choices import (
-    Dialect,
-    NamespacePolicy,
-    Protocol,
-)
-from kvtier_operator.api.records import (
-    PACKAGED_MODEL_URI,
-)
+from kvtier_operator.api.choices import Dialect, NamespacePolicy, Protocol
+from kvtier_operator.api.records import PACKAGED_MODEL_URI
 from kvtier_operator.api.schema import rules
 from kvtier_operator.api.schema.components import COORDINATION, MASTER, ROUTER, STORE
 from kvtier_operator.api.schema.engines import ROLES
