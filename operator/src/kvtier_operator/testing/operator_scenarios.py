@@ -68,9 +68,9 @@ class Life:
         """
         world = self.fold.world
         self.fold.run(self._chance.randrange(1, 20))
-        for _ in range(self._chance.randrange(1, 5)):
+        for _ in range(self._chance.randrange(1, 7)):
             world.cluster = self._chance.choice(self._changes())(world.cluster)
-            self.fold.run(self._chance.randrange(1, 25))
+            self.fold.run(self._chance.randrange(1, self._chance.choice((6, 25))))
         world.bad_revisions = set()
         for _ in range(_ENDURANCE):
             self.fold.settle(300)
