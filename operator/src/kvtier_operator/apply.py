@@ -137,7 +137,7 @@ class Executor:
                 self.seen_foreign(key, action.ref, live)
                 raise ForeignObject(f"{action.ref} belongs to {owner or 'nobody'}: rename the cluster or the object")
             manifest = manifest | {"metadata": manifest["metadata"] | {"uid": live["metadata"]["uid"]}}
-        # Without force the first apply fails if somebody made an object of this name since we looked.
+        # Without force the apply fails if somebody made an object of this name since we looked.
         self._learn(kind, await self.api.apply(manifest, force=live is not None))
         self.metrics.applies.labels(kind.name).inc()
         if live is not None and _is_drift(action, known):

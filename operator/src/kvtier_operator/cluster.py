@@ -45,7 +45,8 @@ class Cluster(Protocol):
 
         Args:
             manifest: a ``metadata.uid`` in it is a precondition: the object exists and has this uid.
-            force: take fields that another manager owns; without it they are an `ApiConflict`.
+            force: the object may exist, and fields that others own are taken; without it the object must be new, and an
+                existing one is an `ApiConflict` and stays as it was.
 
         Returns:
             The object as it now stands.

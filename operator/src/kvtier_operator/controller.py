@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from kvtier_operator.api import KVCacheCluster, parse
+from kvtier_operator.api import KVCacheCluster
 from kvtier_operator.apply import Executor, Scene
 from kvtier_operator.errors import (
     ApiConflict,
@@ -36,6 +36,7 @@ from kvtier_operator.metrics import OperatorMetrics
 from kvtier_operator.observe import Surroundings, observe, poll_targets
 from kvtier_operator.observed import Manifest, Observed
 from kvtier_operator.planning.actions import Emit, Plan
+from kvtier_operator.spec_rules import accept
 from kvtier_operator.status_writer import StatusWriter, with_refusal
 from kvtier_operator.work_queue import WorkQueue
 
@@ -177,7 +178,7 @@ class Controller:
             return "gone", 0.0
         body = record.live()
         try:
-            cluster = parse(body)
+            cluster = accept(body)
         except SpecError as error:
             return await self._refuse(key, body, error)
         self.poller.watch(key, poll_targets(cluster, self.index))

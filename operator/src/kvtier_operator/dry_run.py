@@ -12,6 +12,7 @@ from kvtier_operator.planning.ledger import Ledger
 from kvtier_operator.planning.revision import Revision, revision_of
 from kvtier_operator.planning.wants import LANES, allocate_blocks
 from kvtier_operator.resources.objects.children import children
+from kvtier_operator.spec_rules import violations
 
 
 def settled_layout(cluster: KVCacheCluster) -> Layout:
@@ -31,8 +32,10 @@ def render(cluster: KVCacheCluster) -> str:
     """One YAML document an object, in the order in which they are first made.
 
     Raises:
-        SpecError: the range of ports is too small for the manifest.
+        SpecError: the range of ports is too small for the manifest, or the operator would refuse it.
     """
+    if found := violations(cluster):
+        raise SpecError(found)
     layout = settled_layout(cluster)
     allocation = allocate_blocks(cluster, layout, Ledger(), frozenset(), now=0.0)
     if allocation.refused:

@@ -166,7 +166,14 @@ class KubeClient:
         kind, meta = KINDS[manifest["kind"]], manifest["metadata"]
         params = {"fieldManager": MANAGER, "force": "true" if force else "false"}
         path = kind.path(meta["namespace"], meta["name"])
-        return await self._send(_Call("patch", kind, "PATCH", path, manifest, params, _APPLY))
+        call = _Call("patch", kind, "PATCH", path, manifest, params, _APPLY)
+        status, text = await self._answer(call)
+        if status == HTTPStatus.OK and not force:
+            # It appeared since we looked. To apply nothing is to give back every field that we just took.
+            nothing = {"apiVersion": kind.api, "kind": kind.name, "metadata": {"name": meta["name"]}}
+            await self._send(_Call("patch", kind, "PATCH", path, nothing, params, _APPLY))
+            raise ApiConflict(call.what, HTTPStatus.CONFLICT, "somebody else made an object of this name")
+        return _decoded(call, text, dict)
 
     async def apply_status(self, manifest: Manifest) -> Manifest:
         """See `Cluster.apply_status`."""
@@ -198,8 +205,11 @@ class KubeClient:
         return _decoded(call, await self._exchange(call), dict)
 
     async def _exchange(self, call: _Call) -> bytes:
+        return (await self._answer(call))[1]
+
+    async def _answer(self, call: _Call) -> tuple[int, bytes]:
         session = self._session
-        for _ in range(2):
+        for attempt in range(2):
             assert session is not None, "the client is not open"
             try:
                 async with session.request(call.method, self._server + call.path, **call.arguments()) as response:
@@ -209,12 +219,12 @@ class KubeClient:
                 self.count(Request(call.verb, call.kind.plural, 0))
                 raise ApiUnavailable(call.what, 0, str(error) or type(error).__name__) from error
             self.count(Request(call.verb, call.kind.plural, status))
-            if status != HTTPStatus.UNAUTHORIZED:
+            if status != HTTPStatus.UNAUTHORIZED or attempt:
                 break
             session = await self._log_in(session)
         if status >= HTTPStatus.BAD_REQUEST:
             raise _error(call.what, status, text, retry_after)
-        return text
+        return status, text
 
     async def _log_in(self, refused: aiohttp.ClientSession | None) -> aiohttp.ClientSession:
         async with self._login_lock:
@@ -248,6 +258,8 @@ def _error(what: str, status: int, body: bytes, retry_after: str) -> ApiError:
         answer = {}
     facts = answer if isinstance(answer, dict) else {}
     message = str(facts.get("message") or body[:_LONGEST_MESSAGE].decode(errors="replace"))
+    if status == HTTPStatus.UNPROCESSABLE_ENTITY and "metadata.uid: Invalid value" in message:
+        status = HTTPStatus.CONFLICT  # a uid in a patch is a precondition to us, and a field like others to the server
     wait_s = float(retry_after) if retry_after.isdigit() else 0.0
     classes: dict[int, type[ApiError]] = {
         HTTPStatus.BAD_REQUEST: ApiInvalid,

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 
+from kvtier_operator.api import KIND
 from kvtier_operator.apply import Executor
 from kvtier_operator.cluster import Cluster
 from kvtier_operator.controller import Controller, Policy
@@ -28,8 +30,10 @@ from kvtier_operator.masters import MasterAdmin
 from kvtier_operator.masters_client import HttpMasterAdmin
 from kvtier_operator.masters_poll import MasterPoller
 from kvtier_operator.metrics import OperatorMetrics
+from kvtier_operator.observed import Manifest
 from kvtier_operator.options import Options
 from kvtier_operator.watching import Watching
+from kvtier_operator.webhook.run import Webhook, WebhookOptions, make_webhook
 
 _LOG = logging.getLogger(__name__)
 
@@ -116,6 +120,10 @@ class Operator:
         """What has to be there before this operator is of use; empty = nothing."""
         return self._watching.waits_for
 
+    def clusters(self) -> Iterator[Manifest]:
+        """Every KVCacheCluster that is known."""
+        return (record.live() for record in self._index.everything(KIND))
+
     async def run(self) -> None:
         """Work until cancelled; release the lease then."""
         async with asyncio.TaskGroup() as group:
@@ -178,18 +186,34 @@ async def run_operator(options: Options, policy: Policy, stop: asyncio.Event) ->
         api = await stack.enter_async_context(KubeClient(login, count))
         admin = await stack.enter_async_context(HttpMasterAdmin())
         operator = Operator(options, policy, api, admin, metrics)
+        door = _door(options, operator, api)
         ports = HttpPorts(
             host=options.host,
             metrics_port=options.metrics_port,
             liveness_port=options.liveness_port,
             registry=metrics.registry,
             alive=operator.problem,
-            ready=operator.waits_for,
+            ready=lambda: operator.waits_for() or ("" if door is None else door.waits_for),
         )
         await stack.enter_async_context(ports)
         event(_LOG, "starting", identity=options.identity, namespaces=",".join(options.namespaces) or "all")
-        await _until(stop, asyncio.create_task(operator.run()))
+        await _until(stop, asyncio.create_task(_work(operator, door)))
         event(_LOG, "stopped")
+
+
+def _door(options: Options, operator: Operator, api: Cluster) -> Webhook | None:
+    """The admission webhook, which every replica serves, whether it leads or not."""
+    if not options.webhook_port:
+        return None
+    where = WebhookOptions(options.webhook_port, options.webhook_host, options.operator_namespace, options.webhook_url)
+    return make_webhook(where, operator.clusters, api)
+
+
+async def _work(operator: Operator, door: Webhook | None) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(operator.run())
+        if door is not None:
+            group.create_task(door.run())
 
 
 async def _until(stop: asyncio.Event, work: asyncio.Task[None]) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from kvtier_operator.errors import MachineError
 
@@ -29,6 +30,9 @@ class Options:
         leader_election: off only where nothing else can run.
         dry_run: file whose objects are printed; empty = run the operator.
         verbose: log more.
+        webhook_port: of the admission webhook; 0 = none.
+        webhook_host: that it listens on.
+        webhook_url: where the API server asks when it cannot reach a Service of ours; empty = at the Service.
     """
 
     namespaces: tuple[str, ...]
@@ -41,6 +45,9 @@ class Options:
     leader_election: bool
     dry_run: str
     verbose: bool
+    webhook_port: int = 0
+    webhook_host: str = ""
+    webhook_url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,7 @@ def parse_options(argv: Sequence[str], defaults: Defaults) -> Options:
         "metrics_port": _number(found, "metrics_port", 0, _MAX_PORT, problems),
         "liveness_port": _number(found, "liveness_port", 0, _MAX_PORT, problems),
         "workers": _number(found, "workers", 1, _MAX_WORKERS, problems),
+        "webhook_port": _number(found, "webhook_port", 0, _MAX_PORT, problems),
     }
     if numbers["metrics_port"] and numbers["metrics_port"] == numbers["liveness_port"]:
         problems.append(
@@ -86,6 +94,7 @@ def parse_options(argv: Sequence[str], defaults: Defaults) -> Options:
             for name in names
             if not _DNS_LABEL.fullmatch(name)
         ]
+    problems += _webhook_problems(found.webhook_url, numbers)
     if not found.identity:
         problems.append("--identity=: write a name that no other replica has, or leave the flag away")
     if problems:
@@ -98,8 +107,23 @@ def parse_options(argv: Sequence[str], defaults: Defaults) -> Options:
         leader_election=not found.no_leader_election,
         dry_run=found.dry_run,
         verbose=found.verbose,
+        webhook_host=found.webhook_host,
+        webhook_url=found.webhook_url,
         **numbers,
     )
+
+
+def _webhook_problems(url: str, numbers: Mapping[str, int]) -> Iterator[str]:
+    port = numbers["webhook_port"]
+    if port and port in (numbers["metrics_port"], numbers["liveness_port"]):
+        yield f"--webhook_port={port}: another port of the operator has this number; choose another, or 0 = none"
+    if not url:
+        return
+    parts = urlsplit(url)
+    if parts.scheme != "https" or not parts.hostname or parts.path.strip("/") or parts.query:
+        yield f"--webhook_url={url}: write https://HOST:PORT, the API server asks nobody else"
+    if not port:
+        yield f"--webhook_url={url}: has no effect without --webhook_port"
 
 
 def _number(found: argparse.Namespace, name: str, least: int, most: int, problems: list[str]) -> int:
@@ -138,6 +162,9 @@ def _parser(defaults: Defaults) -> argparse.ArgumentParser:
     flag("host", "address of the HTTP ports (default: %(default)s)", default=defaults.host)
     flag("metrics_port", "port of /metrics; 0 = none (default: %(default)s)", default="8080")
     flag("liveness_port", "port of /healthz and /readyz; 0 = none (default: %(default)s)", default="8081")
+    flag("webhook_port", "port of the admission webhook; 0 = none (default: %(default)s)", default="0")
+    flag("webhook_host", "address that it listens on (default: %(default)s)", default=defaults.host)
+    flag("webhook_url", "https://HOST:PORT of it for an API server that cannot reach its Service", default="")
     flag("workers", "clusters looked after at once (default: %(default)s)", default="4")
     flag("no_leader_election", "act at once; only where no second operator can run", action="store_true")
     flag("dry_run", "print every object of FILE as YAML, change nothing, need no cluster", metavar="FILE", default="")

@@ -22,7 +22,7 @@ OPERATOR_NAMESPACE = "kvtier-system"
 
 def install_definition(control_plane: ControlPlane) -> None:
     """Apply ``crds/`` and wait until the API server serves it."""
-    control_plane.kubectl("apply", "--server-side", "-f", str(CRDS))
+    control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRDS))
     deadline = time.monotonic() + PATIENCE_S
     while not _is_served(control_plane):
         if time.monotonic() > deadline:

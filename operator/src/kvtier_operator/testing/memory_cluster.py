@@ -64,12 +64,14 @@ class MemoryCluster:
         """See `Cluster.serves`."""
         return "monitoring" not in kind.api or kind.name in self.optional
 
-    async def apply(self, manifest: Manifest, *, force: bool) -> Manifest:  # noqa: ARG002
+    async def apply(self, manifest: Manifest, *, force: bool) -> Manifest:
         """See `Cluster.apply`."""
         place = _place(manifest)
         known, uid = self.objects.get(place), manifest["metadata"].get("uid")
         if uid and (known is None or known["metadata"]["uid"] != uid):
             raise ApiConflict("patch", 409, "uid mismatch")
+        if known is not None and not force:
+            raise ApiConflict("patch", 409, "exists")
         self.writes.append(("apply", place[2]))
         merged = manifest if known is None else {**known, **manifest}
         return self.put({**merged, "metadata": {**(known or {}).get("metadata", {}), **manifest["metadata"]}})
