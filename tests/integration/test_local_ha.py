@@ -65,7 +65,7 @@ class Up:
         assert state is not None, self.output.read_text()
         return {process.state.name: process for process in report_of(state).processes}
 
-    def eventually(self, condition: Callable[[dict[str, ProcessReport]], bool], timeout_s: float = 40) -> None:
+    def eventually(self, condition: Callable[[dict[str, ProcessReport]], bool], timeout_s: float = 60) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition(processes := self.processes()):
             assert time.monotonic() < deadline, processes

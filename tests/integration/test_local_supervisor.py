@@ -366,6 +366,19 @@ def test_one_that_dies_again_and_again_ends_everything_with_its_last_words(tmp_p
     assert pids(running.cluster) == []
 
 
+def test_one_that_is_to_stay_away_for_a_while_does(tmp_path: Path) -> None:
+    spec = dataclasses.replace(program("first", SERVE), restart_pause_s=2)
+    with watched(tmp_path, spec) as running:
+        assert eventually(said_ready("first", 1))
+        first = running.cluster.pid("first")
+        assert first
+        killed_at = time.monotonic()
+        os.kill(first, signal.SIGKILL)
+        assert eventually(said_ready("first", 2)), said
+        assert time.monotonic() - killed_at >= 2
+    assert any("again in 2 s" in line for line in said)
+
+
 def test_a_stop_while_one_waits_for_its_restart_stops_the_others(tmp_path: Path) -> None:
     file = tmp_path / "needed"
     file.touch()

@@ -88,7 +88,10 @@ class Life:
         self.kill()
         self.failures = failures_in_a_row(self.failures, ready_s)
         delay_s = restart_delay(self.failures, self._restart_delays_s)
-        self._restart_at = now + (delay_s or 0.0)
+        if delay_s is None:
+            return None
+        delay_s = max(delay_s, self._spec.restart_pause_s)
+        self._restart_at = now + delay_s
         return delay_s
 
     def restart(self) -> None:

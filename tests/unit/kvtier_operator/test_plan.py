@@ -227,6 +227,14 @@ def test_masters_are_ready_when_each_answers_and_one_of_them_serves() -> None:
         assert leader.probes == tuple(HttpProbe(f"{one}/health", {"service_ready": True}) for one in admins)
 
 
+def test_a_master_that_died_stays_away_for_an_election_unless_it_is_the_only_one() -> None:
+    pauses = {
+        masters: plan(with_election(cluster(), masters=masters))["master-0"].restart_pause_s for masters in (1, 2)
+    }
+    assert pauses[1] == 0
+    assert pauses[2] > 5
+
+
 def test_an_external_etcd_is_used_as_it_is() -> None:
     described = dataclasses.replace(cluster(), coordination=Coordination(external=("10.0.0.1:2379", "10.0.0.2:2379")))
     processes = plan(described)

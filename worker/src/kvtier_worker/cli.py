@@ -24,6 +24,7 @@ _SUMMARIES = {
     "store": "Give memory of this machine to a Mooncake Store.",
     "operator": "Reconcile KVCacheCluster resources in Kubernetes.",
     "slot": "Become a program with the settings of one slot of a set of pods.",
+    "etcd-member": "Decide how a member of a managed etcd starts, before it does.",
     "doctor": "Check what this machine offers and say what to do about the rest.",
     "top": "Show what the tiers of a running engine do.",
     "bench": "Measure.",
@@ -77,7 +78,7 @@ def _overview(commands: Mapping[str, EntryPoint]) -> str:
         "",
         "A KV cache in three tiers for LLM serving: device memory, pinned host memory, Mooncake Store.",
         "",
-        *(f"  {name:10}{_SUMMARIES.get(name, '')}".rstrip() for name in order),
+        *(f"  {name:13}{_SUMMARIES.get(name, '')}".rstrip() for name in order),
         "",
         "`kvtier COMMAND --help` shows its flags.",
     ]

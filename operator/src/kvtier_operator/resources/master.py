@@ -10,6 +10,9 @@ from kvtier_operator.observed import Component
 from kvtier_operator.planning.ports import MasterPort, PortBlock
 from kvtier_operator.resources.processes import AnyProbe, HttpProbe, Probe, ProcessSpec, Programs, TcpProbe
 
+_ELECTION_S = 8
+"""A dead leader's lease lasts 5 s. One that came back at once could win it again, and would have to read the whole log
+first, which the standbys know already."""
 _SERVES = {"service_ready": True}
 """/health answers 200 before it serves; this in its body is the truth."""
 
@@ -123,6 +126,7 @@ def master_process(
         component=Component.MASTER,
         url=admin,
         batch=Component.MASTER,
+        restart_pause_s=_ELECTION_S if etcd and len(hosts) > 1 else 0,
     )
 
 

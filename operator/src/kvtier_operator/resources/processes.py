@@ -57,6 +57,7 @@ class ProcessSpec:
         url: of its HTTP port: health, metrics, API.
         batch: neighbours of the same batch need one another to become ready, so they start together; empty = alone.
         data_dir: folder that it finds empty at its first start and as it left it at later ones; empty = none.
+        restart_pause_s: seconds that it stays away at least when it ended by itself.
     """
 
     name: str
@@ -70,6 +71,7 @@ class ProcessSpec:
     url: str = ""
     batch: str = ""
     data_dir: str = ""
+    restart_pause_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
