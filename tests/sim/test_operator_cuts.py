@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from itertools import accumulate
 
 import pytest
@@ -62,6 +63,7 @@ def settled(world: World) -> World:
     return world
 
 
+@cache
 def worlds() -> dict[str, World]:
     """The world right before each change is seen, everything before it settled."""
     names = list(CHANGES)
@@ -75,15 +77,12 @@ def worlds() -> dict[str, World]:
     return dict(zip(names, accumulate(names[1:], then, initial=first), strict=True))
 
 
-WORLDS = worlds()
-
-
 @pytest.mark.parametrize("change", CHANGES)
 def test_killed_after_any_action_it_arrives_at_the_same_end(change: str) -> None:
-    reference = settled(copy.deepcopy(WORLDS[change]))
+    reference = settled(copy.deepcopy(worlds()[change]))
     expected = end_of(reference)
     assert reference.gone or unfinished(reference, SKETCH.revision(reference.cluster)) == []
-    world, cuts = copy.deepcopy(WORLDS[change]), 0
+    world, cuts = copy.deepcopy(worlds()[change]), 0
     while True:
         fold = Fold(copy.deepcopy(world), SKETCH)
         actions = () if world.gone else fold.look().actions

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvtier_operator.testing.folding import Fold
 from kvtier_operator.testing.operator_scenarios import Life
 
-SEEDS = range(24)
+SEEDS = range(20)
 
 
 @cache
@@ -27,7 +27,7 @@ def test_every_life_ends_complete_and_keeps_its_promises(seed: int) -> None:
     lived(seed)
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32), faulty=st.booleans())
 def test_any_life_ends_complete_and_keeps_its_promises(seed: int, faulty: bool) -> None:
     Life(seed, faulty=faulty).run()

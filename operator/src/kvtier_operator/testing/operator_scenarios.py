@@ -54,7 +54,7 @@ class Life:
         self._chance = Random(self.seed)  # noqa: S311 - a seed repeats a run
         self._split = self._perhaps(0.4)
         faults = Faults(0.02, 0.1, 0.03, 0.05, 0.1, 0.1, 0.3) if self.faulty else Faults()
-        world = World(self._first(), self.seed, faults, drains_supported=self._perhaps(0.7))
+        world = World(self._first(), self.seed, faults, drains_supported=self._perhaps(0.5))
         if self.faulty and self._perhaps(0.7):
             bad = self._chance.choice(_IMAGES[1:])
             world.bad_revisions = {f"{bad}-e", f"{bad}-e-o", f"{bad}-p-d"}
@@ -67,8 +67,8 @@ class Life:
             AssertionError: with the seed; a promise was broken, or it does not come to rest, or not to what was wanted.
         """
         world = self.fold.world
-        self.fold.run(self._chance.randrange(1, 20))
-        for _ in range(self._chance.randrange(1, 7)):
+        self.fold.run(self._chance.randrange(1, 30))
+        for _ in range(self._chance.randrange(2, 8)):
             world.cluster = self._chance.choice(self._changes())(world.cluster)
             self.fold.run(self._chance.randrange(1, self._chance.choice((6, 25))))
         world.bad_revisions = set()
@@ -108,13 +108,13 @@ class Life:
 
     def _roles(self) -> tuple[Role, ...]:
         if self._split:
-            return split_roles(self._chance.randrange(5), self._chance.randrange(7))
+            return split_roles(self._chance.choice((0, 1, 2, 3, 4)), self._chance.choice((0, 2, 4, 5, 6)))
         names = ("engine", "other")[: self._chance.randrange(1, 3)]
-        return tuple(sample_role(name, self._chance.randrange(5)) for name in names)
+        return tuple(sample_role(name, self._chance.choice((0, 1, 2, 3, 4, 4))) for name in names)
 
     def _pools(self) -> tuple[StorePool, ...]:
         names = ("dram", "spare")[: self._chance.randrange(1, 3)]
-        return tuple(sample_pool(name, self._chance.randrange(4), self._drain()) for name in names)
+        return tuple(sample_pool(name, self._chance.choice((0, 1, 2, 3, 3)), self._drain()) for name in names)
 
     def _drain(self) -> Drain:
         mode = self._chance.choice((DrainMode.MIGRATE, DrainMode.MIGRATE, DrainMode.DISCARD))
