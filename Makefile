@@ -35,4 +35,5 @@ cluster-down: ## End it and forget what was in it
 	@$(PYTHON) scripts/cluster.py down
 
 clean: ## Remove environments, caches and what the demo left
+	@[ ! -e .cache/cluster/pid ] || $(PYTHON) scripts/cluster.py down
 	rm -rf .venv .venv-vllm .demo .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache bench/.work
