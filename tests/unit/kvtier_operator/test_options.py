@@ -47,3 +47,16 @@ def test_a_flag_without_its_value_is_a_problem_and_no_exit() -> None:
 def test_two_ports_may_not_be_one_but_both_may_be_off() -> None:
     assert "--liveness_port=9000" in problems("--metrics_port=9000", "--liveness_port=9000")
     assert options("--metrics_port=0", "--liveness_port=0").metrics_port == 0
+
+
+def test_the_webhook_is_off_until_it_has_a_port_of_its_own() -> None:
+    assert options().webhook_port == 0
+    found = options("--webhook_port=9443", "--webhook_url=https://127.0.0.1:9443")
+    assert (found.webhook_port, found.webhook_host, found.webhook_url) == (9443, "127.0.0.1", "https://127.0.0.1:9443")
+    assert "--webhook_port=8080" in problems("--webhook_port=8080")
+
+
+def test_a_url_that_no_api_server_can_ask_at_is_a_problem() -> None:
+    for url in ("http://127.0.0.1:9443", "https://", "https://h:1/validate", "h:1"):
+        assert f"--webhook_url={url}" in problems("--webhook_port=9443", f"--webhook_url={url}")
+    assert "no effect without --webhook_port" in problems("--webhook_url=https://127.0.0.1:9443")

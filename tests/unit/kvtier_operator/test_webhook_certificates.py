@@ -124,7 +124,7 @@ class Replica:
 
     def __post_init__(self) -> None:
         self.keeper = CertificateKeeper(self.api, NAMESPACE, HOSTS, self.url, self.make, self.clock)
-        self.door = Webhook(WebhookOptions(9443, "127.0.0.1", NAMESPACE), list, self.keeper, self.clock)
+        self.door = Webhook(WebhookOptions(9443, "127.0.0.1", NAMESPACE), list, self.keeper, clock=self.clock)
         self.made = 0
 
     def make(self, hosts: object, now: float) -> Certificates:

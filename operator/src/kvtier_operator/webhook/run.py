@@ -27,10 +27,8 @@ from kvtier_operator.webhook.server import WebhookServer
 _LOG = logging.getLogger(__name__)
 
 LOOK_S = 60.0
-"""Between two looks at the Secret, which another replica may have renewed."""
 RETRY_S = 2.0
 SPREAD_S = 5.0
-"""Until every API server has heard whom to trust."""
 
 Lister = Callable[[], Iterable[Manifest]]
 
@@ -71,11 +69,15 @@ class Webhook:
         lister: every KVCacheCluster that is known.
         keeper: of the certificates.
         clock: monotonic seconds.
+        look_s: between two looks at the Secret, which another replica may have renewed.
+        spread_s: until every API server has heard whom to trust.
     """
 
     options: WebhookOptions
     lister: Lister
     keeper: CertificateKeeper
+    look_s: float = LOOK_S
+    spread_s: float = SPREAD_S
     clock: Callable[[], float] = time.monotonic
     waits_for: str = "the webhook's certificates"
     _used: Certificates | None = None
@@ -114,20 +116,20 @@ class Webhook:
             if self._used is None:
                 raise
             event(_LOG, "webhook keeps its certificates", level=logging.WARNING, error=error)
-            return LOOK_S
+            return self.look_s
         except ApiError as error:
             event(_LOG, "webhook waits", level=logging.WARNING, error=error)
             return RETRY_S
         now = self.clock()
         if self._trusted != newest:
-            self._trusted, self._trusted_since = newest, now - (SPREAD_S if told_before else 0.0)
-        wait_s = self._trusted_since + SPREAD_S - now
+            self._trusted, self._trusted_since = newest, now - (self.spread_s if told_before else 0.0)
+        wait_s = self._trusted_since + self.spread_s - now
         # The first ones are better than none; later ones only when everybody trusts them.
         if self._used != newest and (self._used is None or wait_s <= 0):
             use(newest)
             self._used, self.waits_for = newest, ""
             event(_LOG, "webhook serves", port=self.options.port)
-        return LOOK_S if self._used == newest else max(wait_s, 0.1)
+        return self.look_s if self._used == newest else max(wait_s, 0.1)
 
     def judge(self, request: Request) -> Verdict:
         """See `rules.judge`."""
