@@ -42,7 +42,7 @@ def running(objects: Objects, tmp_path: Path) -> Iterator[Mapping[str, PodProces
     pods = {name: pod_process(objects, name, tmp_path / name, {"OMP_NUM_THREADS": "1"}) for name in names}
     with contextlib.ExitStack() as stack:
         for one in pods.values():
-            one.process.start()
+            one.start()
             stack.callback(one.process.stop)
             one.process.wait_until(lambda one=one: one.passes("readinessProbe"), START_TIMEOUT_S)  # type: ignore[misc]
         yield pods

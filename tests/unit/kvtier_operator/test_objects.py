@@ -22,6 +22,7 @@ from kvtier_operator.testing.rendered import (
     container,
     environment,
     flags,
+    pod,
     staged,
     workloads,
 )
@@ -133,7 +134,7 @@ def test_a_quorum_is_that_of_the_wanted_size_whatever_runs(members: int, quorum:
     managed = replace(described.coordination, managed=ManagedEtcd(members))
     objects = built(replace(described, coordination=managed), replace(settled_layout(described), etcd=1))
     assert objects["PodDisruptionBudget", "ha-etcd"]["spec"]["minAvailable"] == quorum
-    initial = flags(container(objects["StatefulSet", "ha-etcd"])["args"])["initial-cluster"]
+    initial = flags(pod(objects["StatefulSet", "ha-etcd"])["initContainers"][0]["command"])["initial-cluster"]
     assert len(initial.split(",")) == members
 
 

@@ -59,10 +59,21 @@ def test_an_etcds_quota_fits_its_volume() -> None:
     described = cluster()
     small = replace(described, coordination=replace(described.coordination, managed=ManagedEtcd(3, 1 << 30)))
     etcd = built(small)["StatefulSet", "ha-etcd"]
-    assert int(flags(container(etcd)["args"])["quota-backend-bytes"]) < 1 << 30
+    assert int(flags(pod(etcd)["initContainers"][0]["command"])["quota-backend-bytes"]) < 1 << 30
     (claim,) = etcd["spec"]["volumeClaimTemplates"]
     assert claim["spec"]["resources"]["requests"]["storage"] == "1Gi"
     assert etcd["spec"]["updateStrategy"]["type"] == "RollingUpdate"
+
+
+def test_an_etcds_member_is_prepared_in_the_volume_that_it_starts_from() -> None:
+    etcd = built(cluster())["StatefulSet", "ha-etcd"]
+    (before,) = pod(etcd)["initContainers"]
+    assert before["command"][:2] == ["kvtier", "etcd-member"]
+    given = flags(before["command"])
+    assert container(etcd)["args"] == [f"--config-file={given['config']}"]
+    assert given["endpoints"].split(";")[2] == "ha-etcd-2.ha-etcd.llm.svc:21000"
+    assert before["volumeMounts"] == container(etcd)["volumeMounts"]
+    assert before["securityContext"] == container(etcd)["securityContext"]
 
 
 def test_memory_is_asked_for_unless_the_user_does() -> None:

@@ -78,7 +78,7 @@ def _overview(commands: Mapping[str, EntryPoint]) -> str:
         "",
         "A KV cache in three tiers for LLM serving: device memory, pinned host memory, Mooncake Store.",
         "",
-        *(f"  {name:13}{_SUMMARIES.get(name, '')}".rstrip() for name in order),
+        *(f"  {name:9} {_SUMMARIES.get(name, '')}".rstrip() for name in order),
         "",
         "`kvtier COMMAND --help` shows its flags.",
     ]

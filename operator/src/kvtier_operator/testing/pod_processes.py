@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from kvtier_worker.testing.processes import ChildProcess, http_status
 
 from kvtier_operator.resources.objects.slots import CONFIG_DIR, SLOT_VARIABLE
 from kvtier_operator.testing.rendered import Objects, container, environment
+from kvtier_operator.testing.rendered import pod as pod_of
 
 _ADDRESS = "127.0.0.1"
 _POD_HOST = re.compile(r"[\w$()-]+\.[\w-]+\.[\w-]+\.svc\b")
@@ -29,13 +31,21 @@ class PodProcess:
 
     Attributes:
         process: started by whoever wants it.
+        before: commands that must have run and ended before, as the pod's init containers.
         probes: URL paths with their port, by name of the probe.
         checked_ports: that `kvtier slot` looks at; all that it may listen on.
     """
 
     process: ChildProcess
+    before: Sequence[Sequence[str]]
     probes: Mapping[str, tuple[int, str]]
     checked_ports: frozenset[int]
+
+    def start(self) -> None:
+        """Run what must come first, then start the process."""
+        for command in self.before:
+            subprocess.run(command, env={**os.environ, **self.process.environment}, check=True)
+        self.process.start()
 
     def passes(self, probe: str) -> bool:
         """Whether a probe succeeds now."""
@@ -75,8 +85,12 @@ def pod_process(
         name: (ports[described[name]["httpGet"]["port"]], described[name]["httpGet"]["path"])
         for name in ("startupProbe", "livenessProbe", "readinessProbe")
     }
+    before = [
+        [_put_in(word, pod).replace(CONFIG_DIR, str(folder)) for word in one["command"]]
+        for one in pod_of(objects["StatefulSet", workload]).get("initContainers", ())
+    ]
     return PodProcess(
-        ChildProcess(pod, argv, env, folder / "log"), probes, frozenset(_ports(files.get("slot-0.ports", "")))
+        ChildProcess(pod, argv, env, folder / "log"), before, probes, frozenset(_ports(files.get("slot-0.ports", "")))
     )
 
 

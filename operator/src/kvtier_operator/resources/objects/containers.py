@@ -70,6 +70,15 @@ class Probes:
 
 
 @dataclass(frozen=True, slots=True)
+class Before:
+    """A program that runs, and ends, before the container starts. It has the container's environment and volumes."""
+
+    name: str
+    image: str
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Container:
     """The only container of a pod.
 
@@ -82,6 +91,7 @@ class Container:
         memory_bytes: that it needs, when the user says nothing about memory.
         pre_stop_s: to go on before it is told to stop, until nobody sends it requests any more.
         mounts: beyond the user's.
+        before: what prepares its start.
     """
 
     name: str
@@ -94,6 +104,7 @@ class Container:
     memory_bytes: int = 0
     pre_stop_s: int = 0
     mounts: tuple[Mapping[str, Any], ...] = ()
+    before: Before | None = None
 
 
 def render_container(container: Container, options: PodOptions) -> dict[str, Any]:
@@ -103,21 +114,34 @@ def render_container(container: Container, options: PodOptions) -> dict[str, Any
         "image": container.image,
         "imagePullPolicy": container.pull_policy,
         **{key: list(words) for key, words in container.command.items()},
-        "env": [_variable(name, value) for name, value in (dict(container.env) | dict(options.env)).items()],
+        "env": _environment(container, options),
         "ports": [{"name": name, "containerPort": port} for name, port in container.ports.items()],
         **container.probes.render(),
-        "volumeMounts": [dict(mount) for mount in (*container.mounts, *options.volume_mounts)],
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-        },
+        "volumeMounts": _mounts(container, options),
+        "securityContext": _rights(),
     }
     if container.pre_stop_s:
         rendered["lifecycle"] = {"preStop": {"sleep": {"seconds": container.pre_stop_s}}}
     if resources := _resources(container.memory_bytes, options):
         rendered["resources"] = resources
     return rendered
+
+
+def render_before(container: Container, options: PodOptions) -> list[dict[str, Any]]:
+    """``initContainers`` of the pod."""
+    before = container.before
+    if before is None:
+        return []
+    rendered: dict[str, Any] = {
+        "name": before.name,
+        "image": before.image,
+        "imagePullPolicy": container.pull_policy,
+        "command": list(before.command),
+        "env": _environment(container, options),
+        "volumeMounts": _mounts(container, options),
+        "securityContext": _rights(),
+    }
+    return [rendered]
 
 
 def pod_field(path: str) -> dict[str, Any]:
@@ -128,6 +152,22 @@ def pod_field(path: str) -> dict[str, Any]:
 def mount(volume: str, path: str, *, read_only: bool = False) -> dict[str, Any]:
     """A mount of one of the pod's volumes."""
     return {"name": volume, "mountPath": path} | ({"readOnly": True} if read_only else {})
+
+
+def _environment(container: Container, options: PodOptions) -> list[dict[str, Any]]:
+    return [_variable(name, value) for name, value in (dict(container.env) | dict(options.env)).items()]
+
+
+def _mounts(container: Container, options: PodOptions) -> list[dict[str, Any]]:
+    return [dict(mounted) for mounted in (*container.mounts, *options.volume_mounts)]
+
+
+def _rights() -> dict[str, Any]:
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
 
 
 def _variable(name: str, value: str | Mapping[str, Any]) -> dict[str, Any]:

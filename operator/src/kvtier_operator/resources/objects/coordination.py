@@ -15,7 +15,7 @@ from kvtier_operator.observed import Component, Manifest
 from kvtier_operator.planning.layout import Stage
 from kvtier_operator.planning.ports import EtcdPort
 from kvtier_operator.resources.etcd import QUOTA_BYTES, EtcdMember, etcd_flags
-from kvtier_operator.resources.objects.containers import Container, Probe, Probes, mount
+from kvtier_operator.resources.objects.containers import Before, Container, Probe, Probes, mount
 from kvtier_operator.resources.objects.manifests import selector
 from kvtier_operator.resources.objects.places import ANY_ADDRESS, Places
 from kvtier_operator.resources.objects.pods import OWN_VOLUME, Pod
@@ -23,6 +23,7 @@ from kvtier_operator.resources.objects.quantities import bytes_text
 from kvtier_operator.resources.objects.workloads import PodSet, budget, headless_service, stateful_set
 
 _FOLDER: Final = "/var/lib/etcd"
+_CONFIG: Final = f"{_FOLDER}/member.json"
 _CLAIM, _VOLUME = "data", f"{OWN_VOLUME}data"
 _MEMORY_BYTES = 512 << 20
 _GRACE_S = 10
@@ -59,11 +60,12 @@ def etcd_objects(places: Places, replicas: int) -> Iterator[tuple[Stage, Manifes
         name="etcd",
         image=cluster.images.etcd,
         pull_policy=cluster.images.pull_policy,
-        command={"command": ["etcd"], "args": _flags(places, managed)},
+        command={"command": ["etcd"], "args": [f"--config-file={_CONFIG}"]},
         ports=ports,
         probes=_PROBES,
         memory_bytes=_MEMORY_BYTES,
         mounts=(mount(_CLAIM if managed.storage_bytes else _VOLUME, _FOLDER),),
+        before=Before("member", cluster.images.default, _preparation(places, managed)),
     )
     pod = Pod(
         container=container,
@@ -77,6 +79,13 @@ def etcd_objects(places: Places, replicas: int) -> Iterator[tuple[Stage, Manifes
     claims = (_claim(managed),) if managed.storage_bytes else ()
     wanted = PodSet(name, name, replicas, pod, places.port_block(Component.ETCD), rolling=True, claims=claims)
     yield Stage.COORDINATION, stateful_set(cluster, wanted)
+
+
+def _preparation(places: Places, managed: ManagedEtcd) -> tuple[str, ...]:
+    """A member without data may be new or one that lost them; etcd itself gives up on the latter."""
+    endpoints = ";".join(places.etcd_endpoints)
+    own = ("kvtier", "etcd-member", f"--config={_CONFIG}", f"--endpoints={endpoints}", "--")
+    return (*own, *_flags(places, managed))
 
 
 def _flags(places: Places, managed: ManagedEtcd) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from kvtier_operator.resources.objects.containers import (
     Container,
     mount,
     pod_field,
+    render_before,
     render_container,
 )
 from kvtier_operator.resources.objects.manifests import child_labels
@@ -67,7 +68,7 @@ def pod_template(cluster: KVCacheCluster, pod: Pod) -> dict[str, Any]:
 
 
 def _spec(cluster: KVCacheCluster, pod: Pod) -> dict[str, Any]:
-    options = pod.options
+    options, container = pod.options, _furnished(pod)
     spec: dict[str, Any] = {
         "serviceAccountName": options.service_account or cluster.name,
         "automountServiceAccountToken": False,
@@ -76,12 +77,13 @@ def _spec(cluster: KVCacheCluster, pod: Pod) -> dict[str, Any]:
         "securityContext": _security(),
         "affinity": _affinity(pod),
         "topologySpreadConstraints": [_spread(pod)],
-        "containers": [render_container(_furnished(pod), options)],
+        "containers": [render_container(container, options)],
         "volumes": [*_volumes(pod), *(dict(volume) for volume in options.volumes)],
     }
     if pod.host_network:
         spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     optional = {
+        "initContainers": render_before(container, options),
         "imagePullSecrets": [{"name": name} for name in cluster.images.pull_secrets],
         "nodeSelector": dict(options.node_selector),
         "tolerations": [dict(toleration) for toleration in options.tolerations],
