@@ -145,7 +145,7 @@ def informer_settings(kinds: Sequence[Kind]) -> kopf.OperatorSettings:
     settings.watching.client_timeout = 330
     settings.watching.connect_timeout = 10
     settings.watching.inactivity_timeout = INACTIVITY_S
-    settings.watching.chunk_size = 500
+    settings.watching.chunk_size = 100  # a page of raw objects is held at once for each kind
     settings.networking.request_timeout = 15
     settings.networking.error_backoffs = [1, 1, 2, 3, 5, 8]
     # A handler takes no time, so a worker has no reason to wait for more of the same object.

@@ -27,8 +27,6 @@ class Fault(Enum):
     """No answer; nothing was done."""
     LOST_AFTER = auto()
     """No answer, although it was done."""
-    CRASH = auto()
-    """This process dies before the write."""
     CRASH_AFTER = auto()
     """This process dies right after the write."""
 
@@ -109,8 +107,6 @@ class FaultyCluster:
             raise ApiUnavailable(verb, 500, "injected")
         if fault is Fault.LOST_BEFORE:
             raise ApiUnavailable(verb, 0, "injected")
-        if fault is Fault.CRASH:
-            raise Crash
         return fault
 
     def _after(self, fault: Fault, answer: Manifest) -> Manifest:
