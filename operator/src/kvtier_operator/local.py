@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         cluster = load(manifest)
         if fields := without_effect(cluster):
             _complain("only Kubernetes can honour these fields, they do nothing here:", fields)
+        _check_possible(cluster)
         if options.dry_run:
             folder = planned_model_dir(cluster.model.uri, manifest.parent)
             _print_plan(plan_processes(cluster, folder, Programs(), str(_cluster_dir(options.state_dir, cluster))))
@@ -86,8 +87,7 @@ def prepare(
         SpecError: the port range is too small.
         MachineError: programs or the model are missing, or only Kubernetes can run this.
     """
-    if problems := refusals(cluster):
-        raise MachineError(problems)
+    _check_possible(cluster)
     programs = find_programs(etcd=cluster.coordination.managed is not None)
     plan_processes(cluster, cluster.model.uri, programs)  # a bad manifest is refused before a model is converted
     model = model_dir(cluster.model.uri, manifest.parent, progress)
@@ -115,6 +115,11 @@ def curl_line(cluster: KVCacheCluster, *, with_key: bool) -> str:
     body = f'{{"model": "{effective_model_id(cluster.model)}", "prompt": "{prompt}", "max_tokens": 16}}'
     key = f' -H "Authorization: Bearer ${API_KEY_VARIABLE}"' if with_key else ""
     return f"curl {url}{key} -H 'Content-Type: application/json' -d '{body}'"
+
+
+def _check_possible(cluster: KVCacheCluster) -> None:
+    if problems := refusals(cluster):
+        raise MachineError(problems)
 
 
 def _cluster_dir(state_dir: Path, cluster: KVCacheCluster) -> Path:

