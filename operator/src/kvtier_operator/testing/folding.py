@@ -39,7 +39,9 @@ class Fold:
         observed = self.world.observe()
         made = plan(self.world.cluster, observed, self.builders)
         self.trace.append(f"{self.passes}: {' | '.join(map(_short, made.actions))}")
-        if broken := broken_promises(self.world.cluster, observed, made.actions):
+        if broken := broken_promises(
+            self.world.cluster, observed, made.actions, self.builders.revision(self.world.cluster)
+        ):
             raise BrokenPromise("\n".join((f"seed {self.world.seed}", *self.trace[-25:], *broken)))
         return made
 

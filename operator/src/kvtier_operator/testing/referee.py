@@ -28,8 +28,15 @@ class _Sizes:
         return (ref for ref in self.after if self.labels[ref].get(labels.COMPONENT) == component)
 
 
-def broken_promises(cluster: KVCacheCluster, observed: Observed, actions: Sequence[Action]) -> list[str]:
-    """Every promise that these actions would break, in words; none for a good plan."""
+def broken_promises(cluster: KVCacheCluster, observed: Observed, actions: Sequence[Action], revision: str) -> list[str]:
+    """Every promise that these actions would break, in words; none for a good plan.
+
+    Args:
+        cluster: as wanted.
+        observed: what the plan was made from.
+        actions: of the plan.
+        revision: of the engines that the cluster asks for.
+    """
     sizes = _sizes(observed, actions)
     checks = [_foreign(cluster, observed, actions), _order(cluster, observed, actions)]
     if not cluster.metadata.deleting:
@@ -39,6 +46,7 @@ def broken_promises(cluster: KVCacheCluster, observed: Observed, actions: Sequen
             _stores(cluster, observed, actions, sizes),
             _engines(cluster, observed, sizes),
             _pairs(cluster, sizes),
+            _halts(cluster, observed, sizes, revision),
         ]
     return [text for check in checks for text in check]
 
@@ -133,6 +141,16 @@ def _masters(cluster: KVCacheCluster, observed: Observed, actions: Sequence[Acti
     leader = _leader(cluster, observed)
     if healthy[0] is leader and not any(_can_lead(cluster, observed, pod) for pod in pods.values() if pod not in going):
         yield f"the leader {leader.name} taken away without a standby that has caught up"
+    yield from _leader_last(leader, actions, pods)
+
+
+def _leader_last(
+    leader: ObservedPod | None, actions: Sequence[Action], pods: Mapping[str, ObservedPod]
+) -> Iterator[str]:
+    rolled = {action.name for action in actions if isinstance(action, DeletePod)}
+    others = [pod.name for pod in pods.values() if pod is not leader and not pod.up_to_date]
+    if leader is not None and leader.name in rolled and others:
+        yield f"the leader {leader.name} replaced before {others}"
 
 
 def _can_lead(cluster: KVCacheCluster, observed: Observed, pod: ObservedPod) -> bool:
@@ -253,3 +271,17 @@ def _pairs(cluster: KVCacheCluster, sizes: _Sizes) -> Iterator[str]:
     for revision, counts in by_revision.items():
         if any(not counts[role] for role in wanted):
             yield f"revision {revision} grows with only a part of its roles: {dict(counts)}"
+
+
+def _halts(cluster: KVCacheCluster, observed: Observed, sizes: _Sizes, revision: str) -> Iterator[str]:
+    """A rollout whose new revision has a failed pod goes neither on nor back."""
+    sets = list(sizes.of(Component.ENGINE))
+    own = {ref for ref in sets if sizes.labels[ref][labels.REVISION] == revision}
+    failed = any(pod.failure and pod.revision == revision for pod in observed.pods_of(Component.ENGINE))
+    if not failed or not any(sizes.before.get(ref) for ref in sets if ref not in own):
+        return
+    wanted = {role.name: role.replicas for role in cluster.roles}
+    for ref in sets:
+        before, after, role = sizes.before.get(ref, 0), sizes.after[ref], sizes.labels[ref][labels.ROLE]
+        if after > before or (ref not in own and after < min(before, wanted.get(role, before))):
+            yield f"{ref} goes from {before} to {after} while a pod of revision {revision} has failed"
