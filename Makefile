@@ -14,6 +14,7 @@ demo: setup ## The three tiers on a real model; KEEP=1 leaves it serving
 	@$(PYTHON) -m kvtier_operator.demo $(if $(filter-out 0,$(KEEP)),--keep)
 
 test: setup ## Checks and all tests; prints what was skipped and why
+	@bash scripts/setup_cluster.sh
 	@$(PYTHON) scripts/run_tests.py --check unit sim conformance integration apiserver mutation gpu
 
 test-fast: setup ## Unit tests and simulations: under a minute
@@ -29,6 +30,7 @@ bench: setup ## Benchmarks, against the peers too; writes bench/results and benc
 	@$(PYTHON) bench/run.py $(BENCH)
 
 cluster: setup ## A Kubernetes control plane on this machine to try the operator; NODES=0 leaves pods pending
+	@bash scripts/setup_cluster.sh
 	@$(PYTHON) scripts/cluster.py up $(if $(NODES),--nodes $(NODES))
 
 cluster-down: ## End it and forget what was in it
