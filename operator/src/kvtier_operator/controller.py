@@ -41,6 +41,8 @@ from kvtier_operator.status_writer import StatusWriter, with_refusal
 from kvtier_operator.work_queue import WorkQueue
 
 RESYNC_S = 300.0
+LEDGER_S = 15.0
+"""Between two looks at a damaged ledger."""
 PASS_TIMEOUT_S = 60.0
 _AGAIN_S = 0.02
 """A pass that wrote something is followed by another, which sees what came of it and brings the status up to date."""
@@ -57,11 +59,11 @@ class Policy:
 
     Attributes:
         reconcile: the plan for what is observed.
-        refuse: status of an object that is not valid: the object, what is wrong, now.
+        refuse: status of an object that is not valid, or whose ports are not known: the object, what is wrong, now.
     """
 
     reconcile: Callable[[KVCacheCluster, Observed], Plan]
-    refuse: Callable[[Manifest, SpecError, float], Mapping[str, Any]]
+    refuse: Callable[[Manifest, SpecError | LedgerError, float], Mapping[str, Any]]
 
 
 @dataclass(slots=True)
@@ -154,7 +156,7 @@ class Controller:
             outcome = "conflict"
             event(_LOG, "conflict", level=logging.INFO, cluster=key, error=error)
             self.queue.failed(key, self.clock())
-        except (ApiError, MasterSilent, LedgerError, TimeoutError) as error:
+        except (ApiError, MasterSilent, TimeoutError) as error:
             wait_s = self.queue.failed(key, self.clock(), getattr(error, "retry_after_s", 0.0))
             what = str(error) or "the pass took too long"
             event(_LOG, "pass failed", level=logging.WARNING, cluster=key, error=what, again_in_s=wait_s)
@@ -184,7 +186,10 @@ class Controller:
         self.poller.watch(key, poll_targets(cluster, self.index))
         await self.foreign.check(key)
         around = Surroundings(self.poller.view(key), self.foreign.of(key), self.optional_kinds, self.wall())
-        observed = observe(cluster, self.index, self.operator_namespace, around)
+        try:
+            observed = observe(cluster, self.index, self.operator_namespace, around)
+        except LedgerError as error:
+            return await self._refuse(key, body, error)
         plan = self.policy.reconcile(cluster, observed)
         scene = Scene(cluster, around.view, around.now)
         return await self._carry_out(plan, scene, record)
@@ -219,10 +224,11 @@ class Controller:
         await self._save_status(scene.key, record.uid, with_refusal(plan.status, message, self.wall()))
         return "error", self._resync_s()
 
-    async def _refuse(self, key: ClusterKey, body: Manifest, error: SpecError) -> tuple[str, float]:
+    async def _refuse(self, key: ClusterKey, body: Manifest, error: SpecError | LedgerError) -> tuple[str, float]:
         event(_LOG, "invalid", level=logging.WARNING, cluster=key, error=error)
         await self._save_status(key, body["metadata"]["uid"], self.policy.refuse(body, error, self.wall()))
-        return "invalid", self._resync_s()
+        # The shared ledger is no cluster's own: nobody is woken when it is mended.
+        return "invalid", self._resync_s() if isinstance(error, SpecError) else LEDGER_S
 
     async def _save_status(self, key: ClusterKey, uid: str, status: Mapping[str, Any]) -> bool:
         self.metrics.conditions.set(key, status)

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kvtier_operator.api import KVCacheCluster
-from kvtier_operator.errors import SpecError
+from kvtier_operator.errors import LedgerError, SpecError
 from kvtier_operator.observed import Manifest, Observed
 from kvtier_operator.planning.actions import Plan
 from kvtier_operator.planning.plan import Builders, plan
 from kvtier_operator.planning.revision import revision_of
 from kvtier_operator.resources.objects.children import children
-from kvtier_operator.status import invalid_status, status_of
+from kvtier_operator.status import damaged_ledger_status, invalid_status, status_of
 
 BUILDERS: Final = Builders(revision_of, children, status_of)
 
@@ -26,12 +26,14 @@ def reconcile(cluster: KVCacheCluster, observed: Observed) -> Plan:
     return plan(cluster, observed, BUILDERS)
 
 
-def refuse(body: Manifest, error: SpecError, now: float) -> Mapping[str, Any]:
-    """The status of an object whose spec is invalid; its children are left alone.
+def refuse(body: Manifest, error: SpecError | LedgerError, now: float) -> Mapping[str, Any]:
+    """The status of an object whose spec is invalid or whose ports are not known; its children are left alone.
 
     Args:
         body: the object as the API server has it.
         error: everything that is wrong with it.
         now: seconds since the epoch.
     """
+    if isinstance(error, LedgerError):
+        return damaged_ledger_status(body, error, now)
     return invalid_status(body, error, now)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from kvtier_operator.api import KVCacheCluster, parse
 from kvtier_operator.apply import Executor, Scene
-from kvtier_operator.controller import Controller, Policy
-from kvtier_operator.errors import ApiConflict, ApiInvalid, ApiUnavailable, NotLeader, SpecError
+from kvtier_operator.controller import LEDGER_S, Controller, Policy
+from kvtier_operator.errors import ApiConflict, ApiInvalid, ApiUnavailable, LedgerError, NotLeader, SpecError
 from kvtier_operator.events import Events
 from kvtier_operator.foreign import LOOK_AGAIN_S, ForeignObjects
 from kvtier_operator.index import ClusterKey, Index, record_of
@@ -140,7 +140,7 @@ class World:
         status = {"observedGeneration": cluster.metadata.generation, "conditions": [condition("Ready", "True")]}
         return Plan(tuple(actions), status, self.requeue_s)
 
-    def refuse(self, body: Manifest, error: SpecError, _now: float) -> dict[str, Any]:
+    def refuse(self, body: Manifest, error: SpecError | LedgerError, _now: float) -> dict[str, Any]:
         return {"conditions": [condition("SpecValid", "False", message=str(error))]}
 
     def look(self) -> tuple[str, float]:
@@ -201,6 +201,17 @@ def test_an_invalid_object_gets_all_violations_in_its_status_and_its_children_st
     assert "spec.nonsense" in message
     assert "spec.roles" in message
     assert ("Service", "llm", "small-api") in world.api.objects
+
+
+def test_a_damaged_port_ledger_is_told_in_the_status_and_nothing_is_written_but_that() -> None:
+    world = World()
+    meta = {"name": "small-ports", "namespace": "llm", "labels": {"kvtier.dev/cluster": "small"}}
+    world.learn("ConfigMap", world.api.put({"kind": "ConfigMap", "metadata": meta, "data": {"x": "?"}}))
+    outcome, again_s = world.look()
+    assert (outcome, again_s) == ("invalid", LEDGER_S)
+    assert world.api.writes == [("status", "small")]
+    message = world.api.objects["KVCacheCluster", "llm", "small"]["status"]["conditions"][0]["message"]
+    assert "is no JSON" in message
 
 
 def test_a_foreign_object_is_left_alone_seen_by_the_plan_and_looked_at_again_later() -> None:

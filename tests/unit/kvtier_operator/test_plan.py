@@ -10,13 +10,11 @@ from kvtier_operator.api import (
     Durability,
     KVCacheCluster,
     ManagedEtcd,
-    PortRange,
     StoreKind,
     parse,
 )
 from kvtier_operator.errors import SpecError
 from kvtier_operator.observed import Component
-from kvtier_operator.planning.ports import PortWant, allocate, ports_needed
 from kvtier_operator.process_plan import plan_processes
 from kvtier_operator.resources.processes import AnyProbe, HttpProbe, ProcessSpec, Programs
 from kvtier_worker.contract import WorkerSettings
@@ -158,16 +156,6 @@ def test_no_port_has_two_owners_and_all_lie_in_the_range(nodes: int, engines: in
         assert all(described.transport.ports.start <= port < described.transport.ports.stop for port in mine)
         claims.append(mine)
     assert all(not one & other for one, other in combinations(claims, 2))
-
-
-@given(st.lists(st.integers(1, 50), max_size=20), st.integers(1024, 30000))
-def test_blocks_are_packed_disjoint_and_in_the_order_of_the_wants(counts: list[int], start: int) -> None:
-    wants = [PortWant(f"process-{index}", count) for index, count in enumerate(counts)]
-    needed = ports_needed(wants)
-    blocks = allocate(PortRange(start, max(needed, 1)), wants)
-    ports = [port for block in blocks.values() for port in range(block.start, block.stop)]
-    assert ports == list(range(start, start + needed))
-    assert [blocks[want.process].stop - blocks[want.process].start for want in wants] == counts
 
 
 def test_the_same_manifest_gives_the_same_commands() -> None:

@@ -27,7 +27,7 @@ from kvtier_operator.api import (
     Tiers,
     Transport,
 )
-from kvtier_operator.errors import SpecError, Violation
+from kvtier_operator.errors import LedgerError, SpecError, Violation
 from kvtier_operator.observed import (
     Component,
     DrainPhase,
@@ -41,9 +41,11 @@ from kvtier_operator.observed import (
 )
 from kvtier_operator.planning.layout import Stage
 from kvtier_operator.planning.ledger import BlockKey, Entry, Ledger
+from kvtier_operator.planning.ledger_data import FIX
 from kvtier_operator.planning.ports import PortBlock
 from kvtier_operator.planning.progress import Progress, RolloutProgress
-from kvtier_operator.status import Phase, invalid_status, status_of
+from kvtier_operator.reconcile import refuse
+from kvtier_operator.status import Phase, damaged_ledger_status, invalid_status, status_of
 
 NOW = 1_767_225_600.0
 NOON = "2026-01-01T00:00:00Z"
@@ -464,6 +466,19 @@ def test_an_invalid_spec_says_everything_and_keeps_what_was_said_of_the_children
 def test_an_invalid_spec_of_a_new_object_has_the_three_conditions_that_are_known() -> None:
     found = invalid_status({"metadata": {"name": "x"}}, SpecError([Violation("spec", None, "write it")]), NOW)
     assert list(conditions(found)) == ["Ready", "Progressing", "SpecValid"]
+
+
+def test_a_damaged_ledger_is_told_by_the_cluster_that_waits_for_it() -> None:
+    error = LedgerError(["ledger data['x']: is no JSON"], FIX)
+    running = damaged_ledger_status({"metadata": {"generation": 4}, "status": status()}, error, NOW)
+    told = conditions(running)
+    assert (told["PortsAllocated"], told["Ready"]) == ("False/LedgerDamaged", "False/PortsAllocated")
+    assert (told["Available"], running["phase"]) == ("True/Serving", "Degraded")
+    assert "delete the ConfigMap" in message(running, "PortsAllocated")
+    assert damaged_ledger_status({"metadata": {}}, error, NOW)["phase"] == "Pending"
+    body = {"metadata": {"generation": 4}, "status": status()}
+    assert refuse(body, error, NOW) == running
+    assert refuse(body, SpecError([Violation("spec", 1, "no")]), NOW)["phase"] == "Failed"
 
 
 def test_plaintext_says_whether_anything_keeps_others_away() -> None:

@@ -16,11 +16,10 @@ choice and stand outside the range.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from kvtier_operator.api import PortRange, Role, RoleType
+from kvtier_operator.api import Role, RoleType
 
 PORTS_PER_STORE_CLIENT = 4
 """A Mooncake client binds two of its range, picked at random; the spare ones keep its retries short. The workers of an
@@ -136,31 +135,3 @@ class PortBlock:
     def tail(self, index: int) -> PortBlock:
         """The rest of the block from an offset on."""
         return PortBlock(self.port(index), self.stop)
-
-
-@dataclass(frozen=True, slots=True)
-class PortWant:
-    """How many ports a process needs."""
-
-    process: str
-    count: int
-
-
-def allocate(ports: PortRange, wants: Sequence[PortWant]) -> Mapping[str, PortBlock]:
-    """Blocks by process name, in the order of the wants, packed from the start of the range.
-
-    The caller has checked with `ports_needed` that they fit.
-    """
-    assert ports_needed(wants) <= ports.size, "the range is too small"
-    blocks: dict[str, PortBlock] = {}
-    start = ports.start
-    for want in wants:
-        assert want.process not in blocks, f"two processes are called {want.process}"
-        blocks[want.process] = PortBlock(start, start + want.count)
-        start += want.count
-    return blocks
-
-
-def ports_needed(wants: Sequence[PortWant]) -> int:
-    """Length of the range that the wants need."""
-    return sum(want.count for want in wants)

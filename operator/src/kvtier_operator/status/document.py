@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvtier_operator.api import KVCacheCluster
-from kvtier_operator.errors import SpecError
+from kvtier_operator.errors import LedgerError, SpecError
 from kvtier_operator.observed import Manifest, Observed
 from kvtier_operator.planning.progress import Progress
 from kvtier_operator.status.components import component_judgements
-from kvtier_operator.status.conditions import failed, held, sentences, written
+from kvtier_operator.status.conditions import Judgement, failed, held, sentences, written
 from kvtier_operator.status.facts import gather
 from kvtier_operator.status.overall import available, degraded, progressing, ready
 from kvtier_operator.status.phase import Phase, phase_of
@@ -67,14 +67,39 @@ def invalid_status(body: Manifest, error: SpecError, now: float) -> dict[str, An
         error: everything that is wrong with it.
         now: seconds since the epoch.
     """
-    status: Mapping[str, Any] = body.get("status") or {}
-    generation = int(body["metadata"].get("generation") or 0)
     message = f"{sentences(str(one) for one in error.violations)}; what runs is left alone until the spec is right"
-    news = [
+    news = (
         failed("Ready", "SpecInvalid", "see SpecValid"),
         failed("Progressing", "SpecInvalid", "see SpecValid"),
         failed("SpecValid", "Invalid", message),
-    ]
+    )
+    return _set_aside(body, news, Phase.FAILED, now)
+
+
+def damaged_ledger_status(body: Manifest, error: LedgerError, now: float) -> dict[str, Any]:
+    """The status of an object whose port ledger cannot be trusted: nothing is made or changed until it is mended.
+
+    Args:
+        body: the object as the API server has it.
+        error: what is wrong with which entries.
+        now: seconds since the epoch.
+    """
+    news = (
+        failed("Ready", "PortsAllocated", "see PortsAllocated"),
+        failed("Progressing", "NoPorts", "see PortsAllocated"),
+        failed("PortsAllocated", "LedgerDamaged", f"{error}; what runs is left alone until then"),
+    )
+    serves = any(
+        (one["type"], one["status"]) == ("Available", "True")
+        for one in (body.get("status") or {}).get("conditions") or ()
+    )
+    return _set_aside(body, news, Phase.DEGRADED if serves else Phase.PENDING, now)
+
+
+def _set_aside(body: Manifest, news: Sequence[Judgement], phase: Phase, now: float) -> dict[str, Any]:
+    """The status as it stands, with a few conditions judged anew."""
+    status: Mapping[str, Any] = body.get("status") or {}
+    generation = int(body["metadata"].get("generation") or 0)
     old = status.get("conditions") or ()
     conditions = {one["type"]: dict(one) for one in old} | {
         one["type"]: one for one in written(news, old, generation, now)
@@ -84,6 +109,6 @@ def invalid_status(body: Manifest, error: SpecError, now: float) -> dict[str, An
     return {
         **status,
         "observedGeneration": generation,
-        "phase": str(Phase.FAILED),
+        "phase": str(phase),
         "conditions": [conditions[name] for name in (*known, *others)],
     }
