@@ -23,7 +23,8 @@ ORDER = (Component.MASTER, Component.STORE, Component.ENGINE)
 def objects(manifest: Callable[..., Path]) -> Objects:
     def change(spec: dict[str, Any]) -> None:
         spec["transport"]["sharedMemory"] = False
-        pools = ({"name": "ours", "kind": "Kvtier"}, {"name": "wheel", "kind": "MooncakeClient"})
+        # Ours stops before the wheel's, so that its objects have where to go.
+        pools = ({"name": "wheel", "kind": "MooncakeClient"}, {"name": "ours", "kind": "Kvtier"})
         spec["store"]["pools"] = [{**pool, "segmentSize": "128Mi"} for pool in pools]
         spec["roles"][0]["tiers"]["device"] = {"size": "128Mi"}
 
