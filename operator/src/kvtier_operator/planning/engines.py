@@ -168,7 +168,8 @@ def _clear_lane(
             max_surge=cluster.rollout.max_surge,
         )
         scales = _shrink(leaving, step.old)
-        if any(step.old.values()):
+        # Once the lane is free the target grows instead, if what is left is enough until then.
+        if any(step.old.values()) or not _units(cluster).enough(base.given, cluster.rollout.max_surge):
             scales = (*scales, *_grow(base, step.new))
     return EnginesPlan(
         Revision(own.name, ""),

@@ -55,6 +55,11 @@ class Units:
             0,
         )
 
+    def enough(self, pods: Counts, max_surge: int) -> bool:
+        """True when so many pods are as many as a rollout promises to leave."""
+        full = self.total if max_surge else self.total - 1
+        return all(pods.get(role, 0) >= self.at(role, full) for role in self.wanted)
+
 
 @dataclass(frozen=True, slots=True)
 class Step:

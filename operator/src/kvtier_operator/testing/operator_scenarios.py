@@ -17,6 +17,7 @@ from kvtier_operator.api import (
     RolloutPolicy,
     StorePool,
 )
+from kvtier_operator.observed import ObjectRef
 from kvtier_operator.testing.completeness import unfinished
 from kvtier_operator.testing.folding import Fold
 from kvtier_operator.testing.sample_clusters import (
@@ -31,6 +32,8 @@ from kvtier_operator.testing.sketch import SKETCH
 from kvtier_operator.testing.world import Faults, World
 
 _IMAGES = ("v1", "v2", "v3")
+_STRANGER = ObjectRef("Service", "kv-engine")
+"""Somebody else's, with a name that a cluster with a role ``engine`` wants."""
 _ENDURANCE = 8
 """Touches of the spec until a halted rollout is through: each pod that had failed by chance halts it again."""
 
@@ -67,11 +70,15 @@ class Life:
             AssertionError: with the seed; a promise was broken, or it does not come to rest, or not to what was wanted.
         """
         world = self.fold.world
+        if self.faulty and self._perhaps(0.2):
+            world.add({"kind": _STRANGER.kind, "metadata": {"name": _STRANGER.name, "labels": {}}})
         self.fold.run(self._chance.randrange(1, 30))
         for _ in range(self._chance.randrange(2, 8)):
             world.cluster = self._chance.choice(self._changes())(world.cluster)
             self.fold.run(self._chance.randrange(1, self._chance.choice((6, 25))))
         world.bad_revisions = set()
+        if _STRANGER in world.objects and "ownerReferences" not in world.objects[_STRANGER].live["metadata"]:
+            world.remove(_STRANGER)
         for _ in range(_ENDURANCE):
             self.fold.settle(300)
             if not self._stands_still():

@@ -163,6 +163,12 @@ def test_one_former_revision_stays_at_zero_and_older_ones_go() -> None:
     assert (made.revision.lane, deleted(made)) == ("A", ["kv-engine-old"])
 
 
+def test_of_two_idle_revisions_the_one_that_served_last_stays() -> None:
+    cluster = replace(CLUSTER, roles=(sample_role("engine", 0),))
+    made = plan([sets(0, "old", "A"), sets(0, "older", "B")], [], cluster=cluster)
+    assert (made.revision.lane, deleted(made), made.progress.previous) == ("B", ["kv-engine-older"], "old")
+
+
 def test_history_stays_as_long_as_a_rollout_waits_for_approval() -> None:
     cluster = replace(CLUSTER, rollout=Rollout(RolloutPolicy.SUPERVISED))
     made = plan([sets(0, "older", "A"), sets(3, "old", "B")], engine_pods(3, "old"), cluster=cluster)
