@@ -207,3 +207,15 @@ def test_the_router_hashes_as_the_engines_do() -> None:
     given = flags(container(objects["Deployment", "split-router"])["args"])
     assert (given["block_size"], given["xxh3_128bits_seed"]) == ("32", "7")
     assert given["tokenizer_path"] == "/models/models/qwen3-32b"
+
+
+def test_who_listens_at_a_name_waits_until_it_is_its_own() -> None:
+    objects = built(cluster())
+    engine = engine_set(objects)["metadata"]["name"]
+    for name, service in ((engine, "ha-engine"), ("ha-store-dram", "ha-store-dram")):
+        assert slot_lines(objects, name, "slot-1.hosts") == [f"{name}-1.{service}.llm.svc"]
+    assert "slot-0.hosts" not in objects["ConfigMap", "ha-master"]["data"]
+    alone = built(cluster("engines-only"))
+    configs = [item for (kind, _), item in alone.items() if kind == "ConfigMap"]
+    assert len(configs) == 2
+    assert all("slot-0.hosts" not in item["data"] for item in configs)
