@@ -150,8 +150,12 @@ class Controller:
             self.queue.done(key)
             if again_s:
                 self.queue.add(key, self.clock() + again_s)
-        except NotLeader:
+        except (NotLeader, asyncio.CancelledError) as error:
+            # Whoever leads next, maybe we ourselves, begins anew.
+            outcome = "interrupted"
             self.queue.failed(key, self.clock())
+            if isinstance(error, asyncio.CancelledError):
+                raise
         except ApiConflict as error:
             outcome = "conflict"
             event(_LOG, "conflict", level=logging.INFO, cluster=key, error=error)

@@ -73,7 +73,7 @@ class OperatorMetrics:
         self.conditions = ConditionGauge()
         self.reconcile_s = Histogram(
             "kvtier_operator_reconcile_seconds",
-            "Time of one pass over one cluster, by outcome: unchanged, changed, invalid, conflict, gone, error.",
+            "Time of one pass, by outcome: unchanged, changed, invalid, conflict, gone, interrupted, error.",
             ("outcome",),
             buckets=SECONDS,
             registry=self.registry,

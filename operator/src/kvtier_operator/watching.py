@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from kvtier_operator.cluster import Cluster
 from kvtier_operator.errors import ApiError
 from kvtier_operator.index import ClusterKey, Index, Record
-from kvtier_operator.informer import Informer
+from kvtier_operator.informer import Deliver, Informer
 from kvtier_operator.kinds import CHILD_KINDS, CLUSTER_KIND, OPTIONAL_KINDS, POD_KIND, Kind
 from kvtier_operator.log import event
 from kvtier_operator.metrics import OperatorMetrics
@@ -33,6 +33,19 @@ _Answer = TypeVar("_Answer")
 NO_DEFINITION = "KVCacheCluster is not defined in this cluster: kubectl apply -f crds/"
 
 
+class Watches(Protocol):
+    """What `Informer` is to this module."""
+
+    def start(self) -> None:
+        """Watch from now on."""
+
+    def stop(self) -> None:
+        """End the watches."""
+
+    def silence_s(self) -> float:
+        """Seconds since the watches' event loop last turned."""
+
+
 @dataclass(slots=True)
 class Watching:
     """The watches and what keeps them honest. `run` is a task.
@@ -44,6 +57,8 @@ class Watching:
         wake: told of every cluster that has to be looked at.
         optional: told which of the optional kinds exist, whenever that changes.
         metrics: counts.
+        informer: makes the watches.
+        pause: waits some seconds.
     """
 
     api: Cluster
@@ -52,10 +67,12 @@ class Watching:
     wake: Callable[[ClusterKey], None]
     optional: Callable[[frozenset[str]], None]
     metrics: OperatorMetrics
+    informer: Callable[[Sequence[Kind], Collection[str], Deliver, Callable[[], None]], Watches] = Informer
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep
     warm: asyncio.Event = field(default_factory=asyncio.Event)
     waits_for: str = "the Kubernetes API"
     _kinds: tuple[Kind, ...] = ()
-    _informer: Informer | None = None
+    _informer: Watches | None = None
     _chance: Random = field(default_factory=Random)
 
     def silence_s(self) -> float:
@@ -70,7 +87,7 @@ class Watching:
             self._start()
             await self._warm_up()
             while True:
-                await asyncio.sleep(RELIST_S * (0.9 + 0.2 * self._chance.random()))
+                await self.pause(RELIST_S * (0.9 + 0.2 * self._chance.random()))
                 try:
                     await self._check()
                 except ApiError as error:
@@ -91,7 +108,7 @@ class Watching:
             if problem != said:
                 event(_LOG, "waiting", level=logging.WARNING, why=problem)
                 said = problem
-            await asyncio.sleep(_POLL_S)
+            await self.pause(_POLL_S)
 
     async def _existing_kinds(self) -> tuple[Kind, ...]:
         optional = [kind for kind in OPTIONAL_KINDS if await self.api.serves(kind)]
@@ -105,7 +122,7 @@ class Watching:
         stale = await self._patiently(lambda: relist.missing(self._kinds))
         waited = 0.0
         while stale and waited < _WARM_PATIENCE_S:
-            await asyncio.sleep(_WARM_POLL_S)
+            await self.pause(_WARM_POLL_S)
             waited += _WARM_POLL_S
             stale = relist.still_missing(stale)
         await self._patiently(lambda: relist.repair(stale))
@@ -117,7 +134,7 @@ class Watching:
         relist = self._relist()
         stale = await relist.missing(self._kinds)
         if stale:
-            await asyncio.sleep(_GRACE_S)
+            await self.pause(_GRACE_S)
             if await relist.repair(stale):
                 await self._restart("they had missed objects")
         kinds = await self._existing_kinds()
@@ -132,7 +149,7 @@ class Watching:
             except ApiError as error:
                 self.waits_for = str(error)
                 event(_LOG, "waiting", level=logging.WARNING, why=error)
-                await asyncio.sleep(max(_POLL_S, error.retry_after_s))
+                await self.pause(max(_POLL_S, error.retry_after_s))
 
     def _relist(self) -> Relist:
         return Relist(self.api, self.index, self.namespaces, self.wake, self._count_repair)
@@ -146,7 +163,7 @@ class Watching:
         def deliver(record: Record, gone: bool) -> None:
             loop.call_soon_threadsafe(self._take, record, gone)
 
-        self._informer = Informer(self._kinds, self.namespaces, deliver, self.metrics.informer_restarts.inc)
+        self._informer = self.informer(self._kinds, self.namespaces, deliver, self.metrics.informer_restarts.inc)
         self._informer.start()
 
     def _take(self, record: Record, gone: bool) -> None:

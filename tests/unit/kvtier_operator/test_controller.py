@@ -442,6 +442,34 @@ def test_workers_take_what_is_due_and_come_back_for_the_resync() -> None:
     asyncio.run(asyncio.wait_for(play(), 10))
 
 
+def test_a_pass_that_is_cut_off_by_the_loss_of_the_lease_is_made_again_when_it_is_back() -> None:
+    world = World()
+
+    class Slow(MemoryCluster):
+        async def apply(self, manifest: Manifest, *, force: bool) -> Manifest:
+            await asyncio.Event().wait()
+            return await super().apply(manifest, force=force)
+
+    async def lead(seconds: float) -> None:
+        world.time.now += seconds
+        running = asyncio.create_task(world.controller.run())
+        world.controller.wake_all()
+        await turns()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    async def play() -> None:
+        world.executor.api = Slow(world.api.objects)
+        await lead(0)
+        assert len(world.seen) == 1
+        world.executor.api = world.api
+        await lead(1)
+        assert len(world.seen) > 1
+
+    asyncio.run(asyncio.wait_for(play(), 10))
+    assert ("Service", "llm", "small-api") in world.api.objects
+
+
 def test_a_failing_pass_is_tried_again_later_and_counted() -> None:
     world = World()
     world.faulty.faults = deque([Fault.BUSY])
