@@ -77,8 +77,11 @@ def _rest(world: World, revision: str) -> Iterator[str]:
     yield from (f"the drain of {name} is left over" for name in world.drains)
     groups = {role.name for role in world.cluster.roles} | {pool.name for pool in world.cluster.pools}
     former = set()
+    needless = set() if world.cluster.uses_store else {Component.ETCD, Component.MASTER, Component.STORE}
     for ref, item in world.objects.items():
         own = item.live["metadata"].get("labels", {})
+        if own.get(labels.COMPONENT) in needless:
+            yield f"{ref} is left over, nobody uses the store"
         if (name := own.get(labels.REVISION, revision)) != revision:
             former.add(name)
         elif (own.get(labels.ROLE) or own.get(labels.POOL) or next(iter(groups))) not in groups:

@@ -139,7 +139,8 @@ class Life:
             lambda cluster: changed(cluster, images=replace(cluster.images, engine=image)),
             lambda cluster: changed(cluster, images=replace(cluster.images, engine=image)),
             lambda cluster: changed(cluster, images=replace(cluster.images, mooncake=image)),
-            lambda cluster: changed(cluster, roles=self._roles()),
+            lambda cluster: changed(cluster, roles=self._roles(), pools=cluster.pools or self._pools()),
+            lambda cluster: cluster if self._split else _without_store(cluster),
             lambda cluster: changed(cluster, pools=self._pools()),
             lambda cluster: changed(cluster, rollout=self._rollout()),
             lambda cluster: approved(cluster, SKETCH.revision(cluster)),
@@ -149,3 +150,8 @@ class Life:
                 else cluster
             ),
         )
+
+
+def _without_store(cluster: KVCacheCluster) -> KVCacheCluster:
+    roles = tuple(replace(role, tiers=replace(role.tiers, store_enabled=False)) for role in cluster.roles)
+    return changed(cluster, roles=roles, pools=())

@@ -23,8 +23,9 @@ from kvtier_operator.resources.objects.manifests import manifest, selector, stam
 
 
 def sketch_revision(cluster: KVCacheCluster) -> str:
-    """The engine's image, and the roles' names."""
-    return "-".join((cluster.images.engine or "v1", *(role.name[0] for role in cluster.roles)))
+    """The engine's image, the roles' names, and whether they use the store."""
+    parts = (cluster.images.engine or "v1", *(role.name[0] for role in cluster.roles))
+    return "-".join(parts if cluster.uses_store else (*parts, "alone"))
 
 
 def sketch_children(
