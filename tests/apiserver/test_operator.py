@@ -213,6 +213,30 @@ def test_a_manifest_becomes_a_ready_cluster_and_applying_it_twice_changes_nothin
     assert operator.metric("kvtier_operator_cluster_condition", name="qwen", type="SpecValid") == 1
 
 
+def test_a_pool_gets_smaller_only_when_the_node_s_objects_have_moved(
+    installed: ControlPlane, namespace: str, hollow_nodes: HollowNodes, operator: OperatorProcess
+) -> None:
+    assert operator.running
+    apply(installed, namespace, stored_cluster("qwen"))
+    sets = f"/apis/apps/v1/namespaces/{namespace}/statefulsets/qwen-store-dram"
+    with answering_masters(installed, hollow_nodes, namespace, "qwen") as masters:
+        wait_for("Ready", lambda: is_true(installed, namespace, "qwen", "Ready"))
+        apply(installed, namespace, stored_cluster("qwen", nodes=1))
+        wait_for("a drain job", lambda: masters.jobs)
+        pod = f"/api/v1/namespaces/{namespace}/pods/qwen-store-dram-1"
+        wait_for(
+            "the job on the pod", lambda: "kvtier.dev/drain-job" in installed.api.get(pod)["metadata"]["annotations"]
+        )
+        time.sleep(3)
+        assert installed.api.get(sets)["spec"]["replicas"] == 2
+        masters.job_status = "SUCCEEDED"
+        wait_for("one node", lambda: installed.api.get(sets)["spec"]["replicas"] == 1)
+        wait_for("that the pod is gone", lambda: read(installed, pod) is None)
+        masters.segments = masters.segments[:1]
+        wait_for("Ready", lambda: is_true(installed, namespace, "qwen", "Ready"))
+    assert len(masters.jobs) == 1
+
+
 def test_what_others_change_or_delete_is_set_right_and_what_they_add_stays(
     installed: ControlPlane, namespace: str, operator: OperatorProcess
 ) -> None:

@@ -240,9 +240,14 @@ class Controller:
         if record is None or record.uid != uid:
             return False  # deleted meanwhile
         try:
-            return await self._statuses.save(key, record, status)
+            wrote = await self._statuses.save(key, record, status)
         except ApiNotFound:
             return False
+        now = self.index.cluster(key)
+        if wrote and now is not None and _all_but_status(now) != _all_but_status(record):
+            # The answer brought a change of the spec along, and the watch will show nothing newer.
+            self.wake(key)
+        return wrote
 
     def _resync_s(self) -> float:
         return RESYNC_S * (0.9 + 0.2 * self.chance.random())
@@ -254,3 +259,7 @@ class Controller:
         self.foreign.forget(key)
         self._statuses.forget(key)
         self.metrics.conditions.forget(key)
+
+
+def _all_but_status(record: Record) -> Manifest:
+    return {name: value for name, value in record.live().items() if name != "status"}

@@ -26,4 +26,8 @@ def login(**_: Any) -> kopf.ConnectionInfo:
         raise MachineError([f"no Kubernetes API is known: {_HOW}"])
     if not found.server:
         raise MachineError([f"the kubeconfig's current context names no server: {_HOW}"])
+    known = (found.token, found.username, found.certificate_path, found.certificate_data)
+    if found.server.startswith("https:") and not any(known):
+        what = "has neither token nor certificate (commands that fetch one are not run)"
+        raise MachineError([f"the user of the kubeconfig's current context {what}: {_HOW}"])
     return found

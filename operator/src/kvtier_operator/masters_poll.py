@@ -94,7 +94,8 @@ class MasterPoller:
                 self.changed(key)
         except Exception:  # noqa: BLE001 - one odd answer must not end the polling of every cluster
             _LOG.exception("asking the masters of %s failed", key)
-            self._due[key] = self.clock() + SETTLED_S
+            if key in self._targets:
+                self._due[key] = self.clock() + SETTLED_S
         finally:
             self._asking.discard(key)
 

@@ -470,6 +470,22 @@ def test_a_pass_that_is_cut_off_by_the_loss_of_the_lease_is_made_again_when_it_i
     assert ("Service", "llm", "small-api") in world.api.objects
 
 
+def test_a_change_of_the_spec_that_comes_back_with_our_own_status_is_not_overlooked() -> None:
+    """The index then has the newest version already, so that no watch event wakes the cluster."""
+    world = World()
+    world.look()
+
+    def edit(verb: str) -> None:
+        if verb == "apply_status":
+            world.api.put({**CLUSTER, "metadata": {**CLUSTER["metadata"], "generation": 3}})
+
+    world.learn("KVCacheCluster", world.api.put({**CLUSTER, "metadata": {**CLUSTER["metadata"], "generation": 2}}))
+    assert world.controller.queue.next_due() is None
+    world.faulty.before = edit
+    world.look()
+    assert world.controller.queue.next_due() == world.time.now
+
+
 def test_a_failing_pass_is_tried_again_later_and_counted() -> None:
     world = World()
     world.faulty.faults = deque([Fault.BUSY])
