@@ -6,10 +6,12 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from kvtier_worker.errors import ConfigError
+from kvtier_worker.machine.ports import port_is_free
 from kvtier_worker.slot import SlotCommand, check_ports, main, read_command
 from kvtier_worker.testing.processes import free_port
 
@@ -75,6 +77,23 @@ def test_every_busy_port_is_named_with_its_holder() -> None:
     assert [message.rpartition(" (")[0] for message in caught.value.violations] == [
         f"PortBusy: {port} held by pid {os.getpid()}" for port in ports
     ]
+
+
+def test_connections_that_a_former_process_left_behind_do_not_take_a_port() -> None:
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        listener.listen(1)
+        port = listener.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port))
+        with pytest.raises(ConfigError, match=f"PortBusy: {port} "):
+            check_ports([port])
+        listener.accept()[0].close()  # who closes first keeps the port in TIME_WAIT
+        client.close()
+    deadline = time.monotonic() + 2.0
+    while not port_is_free(port):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    check_ports([port])
 
 
 def test_it_becomes_the_program_with_its_pid_and_signals(tmp_path: Path) -> None:
