@@ -15,7 +15,8 @@ from kvtier_operator.testing.completeness import unfinished
 from kvtier_operator.testing.folding import Fold
 from kvtier_operator.testing.sample_clusters import changed, sample_cluster, sample_pool, split_roles
 from kvtier_operator.testing.sketch import SKETCH
-from kvtier_operator.testing.world import World, template_of
+from kvtier_operator.testing.world import World
+from kvtier_operator.testing.world_records import template_of
 
 FIRST = sample_cluster(
     roles=split_roles(2, 4),

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from kvtier_operator import labels, names
 from kvtier_operator.api import KVCacheCluster
 from kvtier_operator.observed import Component, ObjectRef
-from kvtier_operator.testing.world import World, template_of
+from kvtier_operator.testing.world import World
+from kvtier_operator.testing.world_records import template_of
 
 
 def unfinished(world: World, revision: str) -> list[str]:
@@ -61,7 +62,7 @@ def _pods(world: World) -> Iterator[str]:
     for name, pod in world.pods.items():
         if not pod.ready:
             yield f"{name} is not ready"
-        if name in slots and pod.template != slots[name] and pod.component in (Component.MASTER, Component.STORE):
+        if name in slots and pod.template != slots[name] and pod.component is not Component.ENGINE:
             yield f"{name} has an outdated template"
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from kvtier_operator.planning.actions import Action, Emit, Plan, SaveLedger
 from kvtier_operator.planning.plan import Builders, plan
 from kvtier_operator.testing.referee import broken_promises
-from kvtier_operator.testing.world import Conflict, Faults, World
+from kvtier_operator.testing.world import World
+from kvtier_operator.testing.world_life import tick
+from kvtier_operator.testing.world_records import Conflict, Faults
 
 
 class BrokenPromise(AssertionError):
@@ -60,7 +62,7 @@ class Fold:
                 self.trace.append("   the operator died")
         except Conflict as error:
             self.trace.append(f"   {error}")
-        self.world.tick()
+        tick(self.world)
         return made
 
     def _carry_out(self, made: Plan, cut: int | None) -> bool:

@@ -29,7 +29,8 @@ from kvtier_operator.testing.sample_clusters import (
     split_roles,
 )
 from kvtier_operator.testing.sketch import SKETCH
-from kvtier_operator.testing.world import Faults, World
+from kvtier_operator.testing.world import World
+from kvtier_operator.testing.world_records import Faults
 
 _IMAGES = ("v1", "v2", "v3")
 _STRANGER = ObjectRef("Service", "kv-engine")
@@ -56,7 +57,7 @@ class Life:
     def __post_init__(self) -> None:
         self._chance = Random(self.seed)  # noqa: S311 - a seed repeats a run
         self._split = self._perhaps(0.4)
-        faults = Faults(0.02, 0.1, 0.03, 0.05, 0.1, 0.1, 0.3) if self.faulty else Faults()
+        faults = Faults(0.02, 0.1, 0.03, 0.05, 0.1, 0.1, 0.6) if self.faulty else Faults()
         world = World(self._first(), self.seed, faults, drains_supported=self._perhaps(0.5))
         if self.faulty and self._perhaps(0.7):
             bad = self._chance.choice(_IMAGES[1:])
@@ -141,6 +142,7 @@ class Life:
             lambda cluster: changed(cluster, images=replace(cluster.images, mooncake=image)),
             lambda cluster: changed(cluster, roles=self._roles(), pools=cluster.pools or self._pools()),
             lambda cluster: cluster if self._split else _without_store(cluster),
+            lambda cluster: changed(cluster, pools=self._pools()),
             lambda cluster: changed(cluster, pools=self._pools()),
             lambda cluster: changed(cluster, rollout=self._rollout()),
             lambda cluster: approved(cluster, SKETCH.revision(cluster)),

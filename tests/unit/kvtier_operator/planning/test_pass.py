@@ -60,7 +60,7 @@ def test_a_settled_cluster_has_nothing_to_do_and_needs_no_look() -> None:
 def test_a_cluster_without_the_store_needs_neither_masters_nor_etcd() -> None:
     cluster = sample_cluster(roles=[sample_role(store=False)], pools=[])
     made, _ = pass_over(World(cluster))
-    assert [name for name in applied(made) if name.startswith("StatefulSet")] == ["StatefulSet/kv-engine-v1-e"]
+    assert [name for name in applied(made) if name.startswith("StatefulSet")] == ["StatefulSet/kv-engine-v1-e-alone"]
 
 
 def test_a_paused_cluster_is_only_told_about() -> None:
