@@ -1,10 +1,13 @@
 """Events on KVCacheClusters, as `kubectl describe` shows them. IO.
 
-Equal ones are written at most every five minutes, and failing to write one never fails a pass: they are for people.
+Equal ones are written at most every five minutes. A state that lasts is planned again by every pass, also by those of
+the next process: it is written once for as long as the API server keeps events. Failing to write one never fails a
+pass: they are for people.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable
@@ -22,6 +25,10 @@ from kvtier_operator.observed import Manifest
 from kvtier_operator.planning.actions import Emit
 
 REPEAT_AFTER_S = 300.0
+KEPT_S = 3600.0
+"""For how long API servers keep events."""
+LASTING = frozenset({"ApplyRefused", "PortRangeExhausted", "WaitingForCapacity"})
+"""Reasons that tell of a state and not of something that happened."""
 _LONGEST_MESSAGE = 1024
 
 _LOG = logging.getLogger(__name__)
@@ -55,26 +62,29 @@ class Events:
         Returns:
             True if it was written.
         """
-        now = self.clock()
-        self._written = {what: when for what, when in self._written.items() if now - when < REPEAT_AFTER_S}
+        now, lasts = self.clock(), emit.reason in LASTING
+        self._written = {what: until for what, until in self._written.items() if now < until}
         what = (uid, emit.reason, emit.message)
         if what in self._written:
             return False
-        self._written[what] = now
-        event(_LOG, "event", cluster=key, reason=emit.reason, message=emit.message)
+        self._written[what] = now + (KEPT_S if lasts else REPEAT_AFTER_S)
+        name = _lasting_name(key, what) if lasts else ""
         try:
-            await self.cluster.create(EVENT_KIND, key.namespace, self._manifest(key, uid, emit))
+            if lasts and await self.cluster.get(EVENT_KIND, key.namespace, name) is not None:
+                return False  # an earlier process wrote it
+            await self.cluster.create(EVENT_KIND, key.namespace, self._manifest(key, uid, emit, name))
         except ApiError as error:
             _LOG.warning("cannot write event %s on %s: %s", emit.reason, key, error)
             return False
+        event(_LOG, "event", cluster=key, reason=emit.reason, message=emit.message)
         return True
 
-    def _manifest(self, key: ClusterKey, uid: str, emit: Emit) -> Manifest:
+    def _manifest(self, key: ClusterKey, uid: str, emit: Emit, name: str) -> Manifest:
         time_of_day = datetime.fromtimestamp(self.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         return {
             "apiVersion": EVENT_KIND.api,
             "kind": EVENT_KIND.name,
-            "metadata": {"generateName": f"{key.name}.", "namespace": key.namespace},
+            "metadata": {"namespace": key.namespace, **({"name": name} if name else {"generateName": f"{key.name}."})},
             "involvedObject": {
                 "apiVersion": API_VERSION,
                 "kind": KIND,
@@ -92,3 +102,7 @@ class Events:
             "lastTimestamp": time_of_day,
             "count": 1,
         }
+
+
+def _lasting_name(key: ClusterKey, what: tuple[str, str, str]) -> str:
+    return f"{key.name}.{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}"

@@ -381,6 +381,20 @@ def test_an_equal_event_is_written_again_only_after_five_minutes() -> None:
     assert events[0]["involvedObject"]["uid"] == "cluster-uid"
 
 
+def test_a_state_that_lasts_is_told_once_also_by_the_next_process() -> None:
+    world = World()
+    world.look()
+    waiting = Emit("WaitingForCapacity", "pod small-master-0 finds no node", warning=True)
+    for now in (0.0, 300.0, 600.0):
+        world.time.now = 1000.0 + now
+        world.do(waiting)
+    again = World(api=world.api)
+    writes = len(world.api.writes)
+    again.do(waiting)
+    assert len([place for place in world.api.objects if place[0] == "Event"]) == 1
+    assert ("create", next(name for kind, _, name in world.api.objects if kind == "Event")) in world.api.writes[:writes]
+
+
 def test_an_event_that_cannot_be_written_does_not_fail_the_pass() -> None:
     world = World()
     world.look()
