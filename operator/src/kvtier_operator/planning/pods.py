@@ -23,9 +23,14 @@ def blocker(pod: ObservedPod) -> str:
 
 
 def waiting_events(observed: Observed) -> tuple[Emit, ...]:
-    """An event for each pod that has been waiting for a minute; told in the second minute only, then it is known."""
-    return tuple(
-        Emit("WaitingForCapacity", f"{blocker(pod)} for {LONG_WAIT_S:.0f} s", warning=True)
+    """An event when pods have been waiting for a minute; told in the second minute only, then it is known."""
+    waiting = [
+        pod
         for pod in observed.pods
         if not pod.ready and not pod.deleting and LONG_WAIT_S <= pod.waiting_s < 2 * LONG_WAIT_S
-    )
+    ]
+    if not waiting:
+        return ()
+    first, *others = sorted(waiting, key=lambda pod: pod.name)
+    more = f", and {len(others)} more," if others else ""
+    return (Emit("WaitingForCapacity", f"{blocker(first)}{more} for {LONG_WAIT_S:.0f} s", warning=True),)
