@@ -20,7 +20,7 @@ from kvtier_operator.api import KVCacheCluster
 from kvtier_operator.console import Say, StopRequest
 from kvtier_operator.errors import Interrupted, MachineError, ProcessFailed, SpecError
 from kvtier_operator.local_limits import refusals, without_effect
-from kvtier_operator.local_state import StateFile
+from kvtier_operator.local_state import STATE_DIR, StateFile
 from kvtier_operator.manifest import find_programs, load
 from kvtier_operator.model_source import model_dir, planned_model_dir
 from kvtier_operator.planning.revision import effective_model_id
@@ -28,7 +28,6 @@ from kvtier_operator.process_plan import plan_processes
 from kvtier_operator.resources.processes import LOOPBACK, ProcessSpec, Programs
 from kvtier_operator.supervisor import LocalCluster
 
-STATE_DIR = Path(".kvtier")
 API_KEY_VARIABLE = "KVTIER_API_KEY"
 """Read by the engines, which inherit our environment."""
 EXIT_STOPPED, EXIT_FAILED, EXIT_UNFIT = 0, 1, 2

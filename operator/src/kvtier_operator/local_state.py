@@ -13,6 +13,8 @@ from typing import Any
 from kvtier_operator.errors import MachineError
 from kvtier_operator.local_report import ProcessState
 
+STATE_DIR = Path(".kvtier")
+"""Default folder for state and logs; each cluster has a folder in it."""
 STATE_FILE = "state.json"
 
 

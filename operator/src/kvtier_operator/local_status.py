@@ -27,12 +27,11 @@ from kvtier_operator.local_report import (
     StoreReport,
     render,
 )
-from kvtier_operator.local_state import STATE_FILE, ClusterState, read_state
+from kvtier_operator.local_state import STATE_DIR, STATE_FILE, ClusterState, read_state
 from kvtier_operator.manifest import load
 from kvtier_operator.observed import Component
 from kvtier_operator.probes import get
 
-STATE_DIR = Path(".kvtier")
 EXIT_READY, EXIT_NOT_READY, EXIT_USAGE, EXIT_NOTHING = 0, 1, 2, 3
 _ASKED_AT_ONCE = 16
 
