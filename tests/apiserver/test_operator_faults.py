@@ -24,6 +24,7 @@ from kvtier_operator.errors import (
     ApiInvalid,
     ApiNotFound,
     ApiUnavailable,
+    NamespaceEnding,
 )
 from kvtier_operator.events import Events
 from kvtier_operator.foreign import ForeignObjects
@@ -265,6 +266,22 @@ def test_a_write_under_an_old_version_is_a_conflict(installed: ControlPlane, nam
                 await api.replace(CONFIG_MAP_KIND, namespace, "ledger", first | {"data": {"a": "2"}})
             with pytest.raises(ApiConflict):
                 await api.create(CONFIG_MAP_KIND, namespace, body)
+
+    asyncio.run(play())
+
+
+def test_a_namespace_that_is_being_deleted_is_told_from_missing_rights(installed: ControlPlane) -> None:
+    async def play() -> None:
+        async with client(installed) as api:
+            with installed.namespace("ending") as namespace:
+                meta = {"name": "held", "namespace": namespace, "finalizers": ["example.org/held"]}
+                await api.create(
+                    CONFIG_MAP_KIND, namespace, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta}
+                )
+                installed.api.delete(f"/api/v1/namespaces/{namespace}")
+                with pytest.raises(NamespaceEnding):
+                    await api.apply(service(namespace), force=False)
+                await api.merge(CONFIG_MAP_KIND, namespace, "held", {"metadata": {"finalizers": None}})
 
     asyncio.run(play())
 

@@ -24,6 +24,7 @@ from kvtier_operator.errors import (
     ApiNotFound,
     ForeignObject,
     LedgerError,
+    NamespaceEnding,
     NotLeader,
     SpecError,
 )
@@ -44,6 +45,8 @@ RESYNC_S = 300.0
 LEDGER_S = 15.0
 """Between two looks at a damaged ledger."""
 PASS_TIMEOUT_S = 60.0
+NAMESPACE_S = 5.0
+"""After which a cluster in a namespace that is being deleted is looked at again."""
 _AGAIN_S = 0.02
 """A pass that wrote something is followed by another, which sees what came of it and brings the status up to date."""
 _PATIENCE = 8
@@ -160,6 +163,10 @@ class Controller:
             outcome = "conflict"
             event(_LOG, "conflict", level=logging.INFO, cluster=key, error=error)
             self.queue.failed(key, self.clock())
+        except NamespaceEnding:
+            # The cluster is about to go too; its children have only gone first.
+            outcome = "gone"
+            self.queue.failed(key, self.clock(), NAMESPACE_S)
         except (ApiError, MasterSilent, TimeoutError) as error:
             wait_s = self.queue.failed(key, self.clock(), getattr(error, "retry_after_s", 0.0))
             what = str(error) or "the pass took too long"

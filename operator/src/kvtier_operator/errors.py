@@ -13,6 +13,7 @@ OperatorError
     ├── ApiConflict        the object has changed, or is another one
     ├── ApiInvalid         the object will never be accepted as it is
     ├── ApiDenied          our account may not do this
+    ├── NamespaceEnding    the namespace is being deleted
     └── ApiUnavailable     too busy, or no answer: try again later
 """
 
@@ -142,6 +143,10 @@ class ApiInvalid(ApiError):
 
 class ApiDenied(ApiError):
     """Our account may not do this, or is not known."""
+
+
+class NamespaceEnding(ApiError):
+    """The namespace is being deleted: nothing new can be made in it."""
 
 
 class ApiUnavailable(ApiError):

@@ -24,6 +24,7 @@ from kvtier_operator.errors import (
     ApiInvalid,
     ApiNotFound,
     ApiUnavailable,
+    NamespaceEnding,
 )
 from kvtier_operator.kinds import KINDS, Kind
 from kvtier_operator.labels import MANAGER, STATUS_MANAGER
@@ -260,6 +261,8 @@ def _error(what: str, status: int, body: bytes, retry_after: str) -> ApiError:
     message = str(facts.get("message") or body[:_LONGEST_MESSAGE].decode(errors="replace"))
     if status == HTTPStatus.UNPROCESSABLE_ENTITY and "metadata.uid: Invalid value" in message:
         status = HTTPStatus.CONFLICT  # a uid in a patch is a precondition to us, and a field like others to the server
+    if status == HTTPStatus.FORBIDDEN and any(one.get("reason") == "NamespaceTerminating" for one in _causes(facts)):
+        return NamespaceEnding(what, status, message)
     wait_s = float(retry_after) if retry_after.isdigit() else 0.0
     classes: dict[int, type[ApiError]] = {
         HTTPStatus.BAD_REQUEST: ApiInvalid,
@@ -272,3 +275,7 @@ def _error(what: str, status: int, body: bytes, retry_after: str) -> ApiError:
         HTTPStatus.UNPROCESSABLE_ENTITY: ApiInvalid,
     }
     return classes.get(status, ApiUnavailable)(what, status, message, wait_s)
+
+
+def _causes(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return (status.get("details") or {}).get("causes") or []
