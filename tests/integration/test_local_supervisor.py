@@ -7,27 +7,16 @@ import socket
 import subprocess
 import sys
 import textwrap
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from kvtier_operator.console import StopRequest
 from kvtier_operator.errors import Interrupted, MachineError, ProcessFailed
-from kvtier_operator.local_state import STATE_FILE, StateFile, read_state
-from kvtier_operator.observed import Component
 from kvtier_operator.resources.processes import HttpProbe, ProcessSpec, TcpProbe
 from kvtier_operator.supervisor import LocalCluster
+from kvtier_operator.testing.serving import SERVE, eventually, pids, program
 from kvtier_worker.testing.processes import free_port
-
-SERVE = """
-import signal, socket, sys, time
-listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
-print("serving", flush=True)
-signal.pause()
-"""
 
 SERVE_STUBBORNLY = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SERVE
 
@@ -53,19 +42,6 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 DIE_AFTER_WORDS = "import sys; print('line one'); print('no such device'); sys.exit(3)"
-
-
-def program(name: str, source: str, *, stop_timeout_s: float = 5, start_timeout_s: float = 20) -> ProcessSpec:
-    port = free_port()
-    return ProcessSpec(
-        name=name,
-        argv=(sys.executable, "-S", "-c", source, str(port)),
-        env={"KVTIER_TEST_PROGRAM": name},
-        probes=(TcpProbe(port),),
-        ports={port: "service"},
-        start_timeout_s=start_timeout_s,
-        stop_timeout_s=stop_timeout_s,
-    )
 
 
 def local(tmp_path: Path, *programs: ProcessSpec, stop_request: StopRequest | None = None) -> LocalCluster:
@@ -110,19 +86,6 @@ def alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 10) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def pids(cluster: LocalCluster) -> list[int]:
-    return [pid for pid in map(cluster.pid, cluster.names) if pid]
 
 
 def test_processes_start_in_order_and_stop_in_reverse(tmp_path: Path) -> None:
@@ -281,120 +244,6 @@ def test_a_signal_may_come_at_any_moment_of_the_wait_for_it() -> None:
     subprocess.run((sys.executable, "-c", SIGNALLED_AT_ALL_TIMES), timeout=60, check=True)
 
 
-def test_a_folder_for_logs_that_cannot_be_is_named_and_nothing_is_started(tmp_path: Path) -> None:
-    (tmp_path / "logs").write_text("no folder")
-    cluster = local(tmp_path, program("one", SERVE))
-    with pytest.raises(MachineError, match="logs"):
-        cluster.start()
-    assert cluster.pid("one") is None
-
-
-class Watched:
-    """A cluster that is started and watched by a thread of its own, which makes its processes, until `stop`."""
-
-    def __init__(self, cluster: LocalCluster, stop_request: StopRequest) -> None:
-        self.cluster = cluster
-        self._stop_request = stop_request
-        self._ended: list[BaseException] = []
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            with self.cluster:
-                self.cluster.watch()
-        except (ProcessFailed, Interrupted) as error:
-            self._ended.append(error)
-
-    def end(self, timeout_s: float = 20) -> BaseException | None:
-        self._thread.join(timeout_s)
-        assert not self._thread.is_alive(), said
-        return self._ended[0] if self._ended else None
-
-    def stop(self) -> BaseException | None:
-        self._stop_request.ask()
-        return self.end()
-
-
-@contextmanager
-def watched(tmp_path: Path, *programs: ProcessSpec, restart_delays_s: Sequence[float] = (0, 1)) -> Iterator[Watched]:
-    stop_request = StopRequest()
-    cluster = LocalCluster(programs, tmp_path / "logs", said.append, stop_request, restart_delays_s=restart_delays_s)
-    running = Watched(cluster, stop_request)
-    try:
-        yield running
-    finally:
-        running.stop()
-
-
-def said_ready(name: str, times: int) -> Callable[[], bool]:
-    return lambda: len([line for line in said if line.startswith(f"{name}: ready")]) >= times
-
-
-def test_one_that_dies_later_is_started_again_and_the_others_go_on(tmp_path: Path) -> None:
-    with watched(tmp_path, program("first", SERVE), program("second", SERVE)) as running:
-        assert eventually(said_ready("second", 1))
-        first, second = running.cluster.pid("first"), running.cluster.pid("second")
-        assert first
-        os.kill(first, signal.SIGKILL)
-        assert eventually(said_ready("first", 2)), said
-        assert running.cluster.pid("first") not in {first, None}
-        assert running.cluster.pid("second") == second
-        assert (running.cluster.restarts("first"), running.cluster.restarts("second")) == (1, 0)
-        assert running.stop() is None
-    (line,) = (line for line in said if "was killed" in line)
-    assert line == f"first: was killed by SIGKILL; starting it again (log: {tmp_path}/logs/first.log)"
-
-
-def test_one_that_dies_again_and_again_ends_everything_with_its_last_words(tmp_path: Path) -> None:
-    """Its first start works; what it needs is gone afterwards."""
-    file = tmp_path / "needed"
-    file.touch()
-    source = f"import pathlib; print('looking'); assert pathlib.Path({str(file)!r}).exists(), 'not there'\n" + SERVE
-    with watched(tmp_path, program("first", SERVE), program("second", source)) as running:
-        assert eventually(said_ready("second", 1))
-        file.unlink()
-        second = running.cluster.pid("second")
-        assert second
-        os.kill(second, signal.SIGKILL)
-        failure = running.end()
-    assert isinstance(failure, ProcessFailed)
-    assert str(failure) == "second ended with exit status 1, failure 3 in a row"
-    assert failure.log_tail[-1] == "AssertionError: not there"
-    waits = [line.split("again")[1].split(" (")[0] for line in said if "starting it again" in line]
-    assert waits == ["", " in 1 s"]
-    assert pids(running.cluster) == []
-
-
-def test_one_that_is_to_stay_away_for_a_while_does(tmp_path: Path) -> None:
-    spec = dataclasses.replace(program("first", SERVE), restart_pause_s=2)
-    with watched(tmp_path, spec) as running:
-        assert eventually(said_ready("first", 1))
-        first = running.cluster.pid("first")
-        assert first
-        killed_at = time.monotonic()
-        os.kill(first, signal.SIGKILL)
-        assert eventually(said_ready("first", 2)), said
-        assert time.monotonic() - killed_at >= 2
-    assert any("again in 2 s" in line for line in said)
-
-
-def test_a_stop_while_one_waits_for_its_restart_stops_the_others(tmp_path: Path) -> None:
-    file = tmp_path / "needed"
-    file.touch()
-    source = f"import pathlib; assert pathlib.Path({str(file)!r}).exists()\n" + SERVE
-    with watched(tmp_path, program("first", SERVE), program("second", source)) as running:
-        assert eventually(said_ready("second", 1))
-        file.unlink()
-        second = running.cluster.pid("second")
-        assert second
-        os.kill(second, signal.SIGKILL)
-        assert eventually(lambda: any("again in 1 s" in line for line in said))
-        assert running.stop() is None
-    assert "first: stopping" in said
-    assert pids(running.cluster) == []
-
-
 def test_those_of_a_batch_start_together_because_each_needs_the_others(tmp_path: Path) -> None:
     one, other = program("one", SERVE), program("other", SERVE)
     both = (*one.probes, *other.probes)
@@ -402,57 +251,3 @@ def test_those_of_a_batch_start_together_because_each_needs_the_others(tmp_path:
     with local(tmp_path, *batch, program("last", SERVE)) as cluster:
         assert len(pids(cluster)) == 3
     assert [line.split(":")[0] for line in said if "ready after" in line] == ["one", "other", "last"]
-
-
-def test_a_folder_for_data_is_empty_at_the_first_start_and_kept_at_a_restart(tmp_path: Path) -> None:
-    folder = tmp_path / "state" / "data"
-    source = f"import os; print(os.listdir({str(folder)!r})); open({str(folder / 'kept')!r}, 'w').close()\n" + SERVE
-    spec = dataclasses.replace(program("first", source), data_dir=str(folder))
-    for _ in range(2):
-        with local(tmp_path, spec) as cluster:
-            cluster.restart("first")
-            assert cluster.log_tail("first") == ("[]", "serving", "['kept']", "serving")
-
-
-def test_the_state_file_follows_what_runs_and_goes_at_the_end(tmp_path: Path) -> None:
-    path = tmp_path / STATE_FILE
-    spec = dataclasses.replace(program("first", SERVE), component=Component.STORE, url="http://there")
-    with LocalCluster([spec], tmp_path / "logs", said.append, state_file=StateFile(tmp_path, "demo")) as cluster:
-        state = read_state(path)
-        assert state is not None
-        (first,) = state.processes
-        assert (first.name, first.component, first.url, first.pid) == (
-            "first",
-            "store",
-            "http://there",
-            cluster.pid("first"),
-        )
-        cluster.stop_process("first")
-        state = read_state(path)
-        assert state is not None
-        assert state.processes[0].pid == 0
-    assert read_state(path) is None
-
-
-def test_a_cluster_that_runs_already_is_not_started_again_over_its_own_files(tmp_path: Path) -> None:
-    script = textwrap.dedent(
-        f"""
-        from pathlib import Path
-        from kvtier_operator.local_state import StateFile
-        StateFile(Path({str(tmp_path)!r}), "demo").write([])
-        print("written", flush=True)
-        input()
-        """
-    )
-    with subprocess.Popen(
-        (sys.executable, "-c", script), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout
-        other.stdout.readline()
-        cluster = LocalCluster(
-            [program("first", SERVE)], tmp_path / "logs", said.append, state_file=StateFile(tmp_path, "demo")
-        )
-        with pytest.raises(MachineError, match=f"runs already, by pid {other.pid}"):
-            cluster.start()
-        other.kill()
-    assert (tmp_path / STATE_FILE).exists()
