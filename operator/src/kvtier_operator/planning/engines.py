@@ -156,17 +156,7 @@ def _clear_lane(
     stopped = hold or (f"revision {own.name} waits for approval" if approval else "")
     scales: tuple[Scale, ...] = ()
     if not stopped:
-        room = _room(cluster, observed, base)
-        wanted = {role: min(size, room.get(role, 0)) for role, size in _wanted(cluster).items()}
-        # A pod of the base that has failed is not waited for: the target may be what mends it.
-        ready = Counter(base.ready) + Counter(pod.group for pod in base.failed)
-        step = next_step(
-            Units(wanted, _paired(cluster)),
-            new=base.given,
-            ready=ready,
-            old=_total(leaving),
-            max_surge=cluster.rollout.max_surge,
-        )
+        step = _exchange(cluster, observed, base, _total(leaving))
         scales = _shrink(leaving, step.old)
         # Once the lane is free the target grows instead, if what is left is enough until then.
         if any(step.old.values()) or not _units(cluster).enough(base.given, cluster.rollout.max_surge):
@@ -179,6 +169,20 @@ def _clear_lane(
         progress=_progress(cluster, own, current=base.name, abandoned=leaving[0].name, approval_wanted=approval),
         waiting=stopped or f"engines: revision {leaving[0].name} has to leave before {own.name} can start",
     )
+
+
+def _exchange(cluster: KVCacheCluster, observed: Observed, base: EngineRevision, old: Counts) -> Step:
+    """The next step from the revisions that leave to the one that stays, which grows as far as it has ports."""
+    wanted, room = _wanted(cluster), _room(cluster, observed, base)
+    reachable = Units({role: min(size, room.get(role, 0)) for role, size in wanted.items()}, _paired(cluster))
+    # A pod of the base that has failed is not waited for: the target may be what mends it.
+    ready = Counter(base.ready) + Counter(pod.group for pod in base.failed)
+    step = next_step(reachable, new=base.given, ready=ready, old=old, max_surge=cluster.rollout.max_surge)
+    if reachable.complete(ready) == reachable.total:
+        return step
+    # While fewer run than are wanted, nobody has to make room.
+    beside = {role: wanted.get(role, 0) - step.new.get(role, 0) for role in old}
+    return Step(step.new, {role: max(step.old[role], min(count, beside[role])) for role, count in old.items()})
 
 
 def _wants_approval(cluster: KVCacheCluster, target: str) -> bool:

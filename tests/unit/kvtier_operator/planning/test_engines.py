@@ -207,6 +207,17 @@ def test_of_two_revisions_left_behind_the_better_one_grows_in_place_of_the_other
     assert scaled(made) == {"kv-engine-mid": 2, "kv-engine-old": 4}
 
 
+def test_while_fewer_run_than_are_wanted_nobody_has_to_make_room() -> None:
+    cluster = replace(CLUSTER, roles=(sample_role("engine", 4),))
+    objects = [sets(2, "old", "A"), sets(1, "mid", "B")]
+    ledger = with_ports(cluster, {"A": 3, "B": 3})
+    made = plan(objects, [*engine_pods(2, "old"), *engine_pods(1, "mid")], cluster=cluster, ledger=ledger)
+    assert scaled(made) == {"kv-engine-old": 3}
+    grown = [sets(3, "old", "A"), objects[1]]
+    made = plan(grown, [*engine_pods(3, "old"), *engine_pods(1, "mid")], cluster=cluster, ledger=ledger)
+    assert scaled(made) == {"kv-engine-mid": 0}
+
+
 def test_a_revision_left_behind_never_gets_more_pods_than_it_had_ports_for() -> None:
     cluster = replace(CLUSTER, roles=(sample_role("engine", 6),))
     objects = [sets(3, "old", "A"), sets(3, "mid", "B")]
