@@ -111,6 +111,21 @@ def test_an_existing_object_is_never_overwritten(open_store: Opener) -> None:
     assert read(target) == b"first" * 100
 
 
+def test_a_discarded_object_can_be_written_anew_at_once(open_store: Opener) -> None:
+    """Even under the lease that looking at it took."""
+    store, other = open_store(), open_store()
+    arena, place = Arena(store), Arena(other)
+    keys = [unique("discarded"), unique("never-there")]
+    assert puts(store, [arena.buffer(keys[0], b"o" * 300)]) == ["stored"]
+    assert gets(other, [place.buffer(keys[0], nbytes=300)]) == ["hit"]
+    store.discard(keys)
+    assert list(store.exists(keys)) == [False, False]
+    assert puts(store, [arena.buffer(keys[0], b"n" * 300)]) == ["stored"]
+    again = place.buffer(keys[0], nbytes=300)
+    assert gets(other, [again]) == ["hit"]
+    assert read(again) == b"n" * 300
+
+
 def test_only_missing_objects_of_a_batch_are_written(store: KVCacheStore) -> None:
     arena = Arena(store)
     old, new = unique("old"), unique("new")

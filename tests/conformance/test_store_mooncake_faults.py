@@ -115,6 +115,33 @@ def test_an_object_that_the_master_lists_but_nobody_holds_is_absent_at_once() ->
         store.close()
 
 
+@PLACEMENTS
+def test_an_object_that_nobody_holds_any_more_is_replaced_on_another_node(*, shared_memory: bool) -> None:
+    with (
+        running_master(client_ttl_s=60) as master,
+        running_mooncake_client(master.address) as lost,
+    ):
+        writer = MooncakeStore.connect(mooncake_options(master.address))
+        key = unique("ghost")
+        puts(writer, [Arena(writer).buffer(key, b"g" * 2000)])
+        with running_mooncake_client(master.address) as other:
+            shm_client = other.rpc_address if shared_memory else ""
+            store = MooncakeStore.connect(mooncake_options(master.address, shm_client=shm_client))
+            arena = Arena(store)
+            target = arena.buffer(key, nbytes=2000)
+            lost.kill()
+            assert gets(store, [target]) == ["fault"]
+            fresh = arena.buffer(key, b"f" * 2000)
+            assert puts(store, [fresh]) == ["exists"], "the master lists it for a minute"
+            store.discard([key])
+            # The lost node's segment is listed too; a put that lands there fails, one that does not heals the key.
+            wait_for(lambda: puts(store, [fresh])[0] in {"stored", "exists"})
+            wait_for(lambda: gets(store, [target]) == ["hit"])
+            assert read(target) == b"f" * 2000
+            store.close()
+        writer.close()
+
+
 def test_a_frozen_storage_client_is_given_up_and_never_writes_late() -> None:
     with running_master(client_ttl_s=30) as master, running_mooncake_client(master.address) as client:
         store = MooncakeStore.connect(mooncake_options(master.address, call_timeout_s=2.0))

@@ -631,18 +631,29 @@ def test_a_corrupt_object_is_a_miss_counted_and_left_alone_until_its_time_is_ove
     assert worker.prefetch((2, 1)) == b"\1"
 
 
-def test_writing_a_quarantined_key_anew_releases_it() -> None:
+@pytest.mark.parametrize("profile", [FaultProfile(corrupt=1.0), FaultProfile(partial_get=1.0)])
+def test_writing_a_key_that_could_not_be_read_replaces_its_object(profile: FaultProfile) -> None:
     backend = MemoryBackend()
-    store = FaultyStore(MemoryStore(backend), FaultProfile(corrupt=1.0))
+    store = FaultyStore(MemoryStore(backend), profile)
     worker = Worker(store)
     worker.write_back((1, 1, 1))
     assert worker.prefetch((2, 1)) == b"\0"
     store.profile = FaultProfile()
-    worker.write_back((1, 1, 1))
-    assert worker.prefetch((2, 1)) == b"\0", "the bad object is still there"
-    backend.remove(backend.keys()[0])
+    backend.replace(backend.keys()[0], b"rotten for good")
     worker.write_back((1, 1, 1))
     assert worker.prefetch((2, 1)) == b"\1"
+
+
+def test_without_verification_no_object_is_ever_removed() -> None:
+    """A reader at the same moment could get other bytes and would not notice."""
+    backend = MemoryBackend()
+    store = FaultyStore(MemoryStore(backend), FaultProfile(partial_get=1.0))
+    worker = Worker(store, options=TransferOptions("model", SLOTS, verify=False))
+    worker.write_back((1, 1, 1))
+    assert worker.prefetch((2, 1)) == b"\0"
+    before = backend.read(backend.keys()[0])
+    worker.write_back((1, 5, 1))
+    assert backend.read(backend.keys()[0]) == before
 
 
 def test_without_verification_corruption_passes() -> None:

@@ -106,6 +106,12 @@ class KVCacheStore(Protocol):
     def put(self, buffers: Sequence[StoreBuffer]) -> Sequence[PutOutcome]:
         """Write each object unless its key exists. Keys may repeat; the first one counts."""
 
+    def discard(self, keys: Sequence[str]) -> None:
+        """Drop objects that could not be read, whoever has a lease on them, so that `put` writes them anew.
+
+        Best effort. A reader at the same moment may get other bytes than it asked for: only with verification.
+        """
+
     @property
     def state(self) -> str:
         """Circuit breaker: ``closed`` (in use), ``open`` (answers miss at once), ``half_open`` (one call tries)."""

@@ -1,7 +1,6 @@
-"""Store keys whose content was corrupt on arrival: not fetched again for a while.
+"""Store keys to be wary of for a while: those whose content was corrupt on arrival, those that could not be read.
 
-A put of a quarantined key is allowed: the store never overwrites, so while the bad object lives the put is a no-op,
-and once it is gone the put heals the key; `release` is then called. Thread-safe. Bounded, oldest out first.
+A put heals a key; `release` is then called. Thread-safe. Bounded, oldest out first.
 """
 
 from __future__ import annotations

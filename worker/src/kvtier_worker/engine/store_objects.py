@@ -69,6 +69,7 @@ class StoreObjects:
         arena: where they go.
         keys: key space of every registered domain.
         quarantine: keys not to be fetched.
+        suspects: keys that could not be read whole; a put replaces them.
         verify: check trailers on arrival.
         writes: False on a rank whose objects another rank writes (MLA, K9).
     """
@@ -79,6 +80,7 @@ class StoreObjects:
         arena: HostArena,
         keys: Mapping[CacheRole, KeySpace],
         quarantine: Quarantine,
+        suspects: Quarantine,
         *,
         verify: bool,
         writes: bool,
@@ -87,6 +89,7 @@ class StoreObjects:
         self._arena = arena
         self._keys = keys
         self._quarantine = quarantine
+        self._suspects = suspects
         self._verify = verify
         self._writes = writes
         self._roles: dict[BlockType, list[CacheRole]] = {}
@@ -110,7 +113,12 @@ class StoreObjects:
         return self._fetch(blocks, [buffer for block in wanted for buffer in block])
 
     def put(self, items: Sequence[WritebackItem]) -> PutResult:
-        """Write blocks from their host slots, each key once; what exists is left alone (W3)."""
+        """Write blocks from their host slots, each key once; what exists is left alone (W3).
+
+        An object that could not be read is replaced: its node is gone for good or its bytes are wrong, the master goes
+        on listing it, and no put would ever heal it. Without verification it stays, since whoever reads it at this
+        moment could not tell.
+        """
         if not self._writes:
             return PutResult(num_existing=len(items))
         blocks = [self._expand(item.block_type, item.block_hash, item.host_slot) for item in items]
@@ -118,10 +126,13 @@ class StoreObjects:
         outcomes = dict.fromkeys((buffer.key for buffer in unique), PutOutcome.FAILED)
         for buffer in unique:
             sign_trailer(buffer.address, buffer.nbytes - TRAILER_BYTES, buffer.key)
+        if self._verify and (bad := [buffer.key for buffer in unique if buffer.key in self._suspects]):
+            self._store.discard(bad)
         for buffer, outcome in zip(unique, self._store.put(unique) if unique else (), strict=False):
             outcomes[buffer.key] = outcome
             if outcome is PutOutcome.STORED:
                 self._quarantine.release(buffer.key)
+                self._suspects.release(buffer.key)
         stored = [buffer.nbytes for buffer in unique if outcomes[buffer.key] is PutOutcome.STORED]
         counts = dict.fromkeys(PutOutcome, 0)
         for block in blocks:
@@ -157,11 +168,13 @@ class StoreObjects:
         for buffer, outcome in zip(buffers, outcomes, strict=False):
             if outcome is GetOutcome.FAULT:
                 faults += 1
+                self._suspects.add(buffer.key)
             elif outcome is GetOutcome.HIT and self._is_whole(buffer):
                 whole.add(buffer.key)
             elif outcome is GetOutcome.HIT:
                 corrupt += 1
                 self._quarantine.add(buffer.key)
+                self._suspects.add(buffer.key)
         hits = [bool(block) and all(buffer.key in whole for buffer in block) for block in blocks]
         num_bytes = sum(buffer.nbytes for block, hit in zip(blocks, hits, strict=True) if hit for buffer in block)
         return PrefetchResult(bytes(hits), num_bytes, faults, corrupt)

@@ -294,6 +294,7 @@ class HierarchyKVCacheTransfer:
             arena,
             {cache.layout.role: self._key_space(cache.layout) for cache in self._caches},
             Quarantine(options.quarantine_s, options.quarantine_keys, self._clock),
+            Quarantine(options.quarantine_s, options.quarantine_keys, self._clock),
             verify=options.verify,
             writes=not options.mla or options.tp_rank == 0,
         )

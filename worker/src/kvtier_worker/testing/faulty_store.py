@@ -149,6 +149,12 @@ class FaultyStore:
         outcomes = iter(self._inner.put(written))
         return [fates[buffer.key] if buffer.key in fates else next(outcomes) for buffer in buffers]
 
+    def discard(self, keys: Sequence[str]) -> None:
+        """Drop objects, unless the store is out."""
+        _, is_out = self._begin()
+        if not is_out:
+            self._inner.discard(keys)
+
     def close(self) -> None:
         """As the inner store."""
         self._inner.close()

@@ -171,6 +171,11 @@ class MemoryStore:
             self._count("no_space")
         return outcome
 
+    def discard(self, keys: Sequence[str]) -> None:
+        """Drop objects."""
+        for key in keys:
+            self.backend.remove(key)
+
     def close(self) -> None:
         """Wait for calls in flight; memory from `allocate` is gone then. Idempotent."""
         with self._condition:

@@ -225,6 +225,14 @@ class MooncakeStore:
             results.append(PutOutcome.EXISTS if repeated and outcome is PutOutcome.STORED else outcome)
         return results
 
+    def discard(self, keys: Sequence[str]) -> None:
+        """Remove objects, leased or not; those that are not there are not missed."""
+        reply = self._caller.call(lambda raw: [raw.remove(key, True) for key in keys], len(keys))
+        removed = sum(code == 0 for code in reply.codes)
+        if removed:
+            self._caller.count("discarded", removed)
+            event(_LOG, "removed objects that could not be read", level=logging.INFO, keys=removed)
+
     def _put_batch(self, buffers: Sequence[StoreBuffer]) -> Mapping[str, PutOutcome]:
         if self._clock() < self._puts_resume_at:
             self._caller.count("put_paused", len(buffers))
