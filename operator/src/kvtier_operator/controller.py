@@ -36,22 +36,17 @@ from kvtier_operator.masters_poll import MasterPoller
 from kvtier_operator.metrics import OperatorMetrics
 from kvtier_operator.observe import Surroundings, observe, poll_targets
 from kvtier_operator.observed import Manifest, Observed
+from kvtier_operator.pace import Pace
 from kvtier_operator.planning.actions import Emit, Plan
 from kvtier_operator.spec_rules import accept
 from kvtier_operator.status_writer import StatusWriter, with_refusal
 from kvtier_operator.work_queue import WorkQueue
 
-RESYNC_S = 300.0
 LEDGER_S = 15.0
 """Between two looks at a damaged ledger."""
 PASS_TIMEOUT_S = 60.0
 NAMESPACE_S = 5.0
 """After which a cluster in a namespace that is being deleted is looked at again."""
-_AGAIN_S = 0.02
-"""A pass that wrote something is followed by another, which sees what came of it and brings the status up to date."""
-_PATIENCE = 8
-_LONGEST_AGAIN_S = 60.0
-"""When pass after pass writes, somebody undoes what we do: ever slower, rather than for ever at full speed."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -104,11 +99,12 @@ class Controller:
     chance: Random = field(default_factory=Random)
     queue: WorkQueue[ClusterKey] = field(init=False)
     _statuses: StatusWriter = field(init=False)
-    _streaks: dict[ClusterKey, int] = field(default_factory=dict)
+    _pace: Pace[ClusterKey] = field(init=False)
     _stirred: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.queue = WorkQueue(self.chance)
+        self._pace = Pace(self.chance)
         self._statuses = StatusWriter(self.executor)
 
     def wake(self, key: ClusterKey) -> None:
@@ -217,14 +213,9 @@ class Controller:
         except ApiInvalid as error:
             return await self._stuck(scene, record, plan, error)
         wrote = await self._save_status(scene.key, record.uid, plan.status)
-        if not any(not isinstance(action, Emit) for action in plan.actions):
-            self._streaks.pop(scene.key, None)
-            again_s = plan.requeue_after_s or self._resync_s()
-            return "changed" if plan.actions or wrote else "unchanged", again_s
-        streak = self._streaks[scene.key] = self._streaks.get(scene.key, 0) + 1
-        # A roll writes often and for good reasons; each step waits for pods, and so do its passes.
-        again_s = min(_LONGEST_AGAIN_S, _AGAIN_S * 2.0 ** min(streak, 16) / 2)
-        return "changed", min(again_s, plan.requeue_after_s or again_s) if streak < _PATIENCE else again_s
+        acted = any(not isinstance(action, Emit) for action in plan.actions)
+        again_s = self._pace.next_s(scene.key, acted=acted, news=wrote, asked_s=plan.requeue_after_s)
+        return "changed" if plan.actions or wrote else "unchanged", again_s
 
     async def _stuck(self, scene: Scene, record: Record, plan: Plan, error: ApiInvalid) -> tuple[str, float]:
         """The server will not accept what we want: say so, and try again when something changes."""
@@ -233,13 +224,13 @@ class Controller:
         event(_LOG, "refused", level=logging.WARNING, cluster=scene.key, error=message)
         await self.executor.carry_out(Emit("ApplyRefused", message, warning=True), scene)
         await self._save_status(scene.key, record.uid, with_refusal(plan.status, message, self.wall()))
-        return "error", self._resync_s()
+        return "error", self._pace.resync_s()
 
     async def _refuse(self, key: ClusterKey, body: Manifest, error: SpecError | LedgerError) -> tuple[str, float]:
         event(_LOG, "invalid", level=logging.WARNING, cluster=key, error=error)
         await self._save_status(key, body["metadata"]["uid"], self.policy.refuse(body, error, self.wall()))
         # The shared ledger is no cluster's own: nobody is woken when it is mended.
-        return "invalid", self._resync_s() if isinstance(error, SpecError) else LEDGER_S
+        return "invalid", self._pace.resync_s() if isinstance(error, SpecError) else LEDGER_S
 
     async def _save_status(self, key: ClusterKey, uid: str, status: Mapping[str, Any]) -> bool:
         self.metrics.conditions.set(key, status)
@@ -256,12 +247,9 @@ class Controller:
             self.wake(key)
         return wrote
 
-    def _resync_s(self) -> float:
-        return RESYNC_S * (0.9 + 0.2 * self.chance.random())
-
     def _forget(self, key: ClusterKey) -> None:
         self.queue.forget(key)
-        self._streaks.pop(key, None)
+        self._pace.forget(key)
         self.poller.forget(key)
         self.foreign.forget(key)
         self._statuses.forget(key)
