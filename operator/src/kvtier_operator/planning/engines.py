@@ -4,8 +4,8 @@ A change of what an engine is makes a new revision with sets and a lane of its o
 one grows, by whole units (`units`), and stays at zero replicas afterwards. To roll back is to make the old one the
 target again. The rollout stops at the first pod of the new revision that fails, and goes on when the spec changes.
 
-A third revision finds both lanes taken. Then the less worthy one of the two leaves first, and the other one grows in
-its place as far as its ports are known.
+A third revision finds both lanes taken. Then the one of the two with fewer ready pods leaves first, and the other
+one grows in its place as far as it has ports.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def plan_engines(cluster: KVCacheCluster, observed: Observed, target: str, hold:
     revisions = engine_revisions(cluster, observed)
     own = revisions.get(target, EngineRevision(target))
     others = [revision for name, revision in revisions.items() if name != target]
-    busy = sorted((one for one in others if one.busy), key=lambda one: _worth(cluster, observed, one))
+    busy = sorted((one for one in others if one.busy), key=lambda one: _worth(observed, one))
     if not busy:
         return _at_rest(cluster, observed, own, others)
     lane = own.lane or free_lane(busy, "")
@@ -78,14 +78,9 @@ def plan_engines(cluster: KVCacheCluster, observed: Observed, target: str, hold:
     return _roll(cluster, observed, _Rollout(own, Revision(target, lane), busy, others), hold)
 
 
-def _worth(cluster: KVCacheCluster, observed: Observed, one: EngineRevision) -> tuple[bool, bool, int, bool, str]:
-    """The least worthy leaves first: one with failed pods, then one that cannot grow to what is wanted.
-
-    Of two that can, the one with fewer ready pods; of equals, the one that has not served before.
-    """
-    room = _room(cluster, observed, one)
-    grows = all(room.get(role, 0) >= size for role, size in _wanted(cluster).items())
-    return not one.failed, grows, sum(one.ready.values()), one.name == last_revision(observed), one.name
+def _worth(observed: Observed, one: EngineRevision) -> tuple[int, bool, str]:
+    """The least worthy leaves first: the one with fewer ready pods; of equals, one that has not served before."""
+    return sum(one.ready.values()), one.name == last_revision(observed), one.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +145,7 @@ def _roll(cluster: KVCacheCluster, observed: Observed, rollout: _Rollout, hold: 
 def _clear_lane(
     cluster: KVCacheCluster, observed: Observed, own: EngineRevision, busy: Sequence[EngineRevision], hold: str
 ) -> EnginesPlan:
-    """Both lanes are taken by revisions that the spec has left behind: the less ready one goes."""
+    """Both lanes are taken by revisions that the spec has left behind: one has to go."""
     *leaving, base = busy
     approval = _wants_approval(cluster, own.name)
     stopped = hold or (f"revision {own.name} waits for approval" if approval else "")

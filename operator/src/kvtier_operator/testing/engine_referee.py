@@ -11,6 +11,9 @@ from kvtier_operator.observed import Component, ObjectRef, Observed, ObservedPod
 from kvtier_operator.planning.actions import Action, Apply, Scale
 from kvtier_operator.testing.sizes import Sizes, sizes_of
 
+LANES_IN_USE = 2
+"""No third revision can run."""
+
 
 def broken_by_engines(
     cluster: KVCacheCluster, observed: Observed, actions: Sequence[Action], revision: str
@@ -24,7 +27,7 @@ def broken_by_engines(
         revision: that the cluster asks for.
     """
     sizes = sizes_of(observed, actions)
-    yield from _floors(cluster, observed, sizes)
+    yield from _floors(cluster, observed, sizes, revision)
     yield from _budget(cluster, observed, actions)
     yield from _pairs(cluster, sizes)
     yield from _halts(cluster, observed, sizes, revision)
@@ -48,14 +51,14 @@ def _taken(observed: Observed, sizes: Sizes) -> Counter[str]:
     return taken
 
 
-def _floors(cluster: KVCacheCluster, observed: Observed, sizes: Sizes) -> Iterator[str]:
+def _floors(cluster: KVCacheCluster, observed: Observed, sizes: Sizes, revision: str) -> Iterator[str]:
     """Never fewer pods than wanted less one unit, or than wanted with a surge, by our own doing."""
     before, after = _planned(sizes, sizes.before), _planned(sizes, sizes.after)
     for role in cluster.roles:
         unit = _unit(cluster, role)
         floor = role.replicas if cluster.rollout.max_surge else role.replicas - unit
-        # Revisions that the spec has left behind cannot have more pods than they had ports for.
-        floor = min(floor, _slots_with_ports(observed, role.name)) if _without_target(sizes) else floor
+        reach = _reach(observed, sizes, role.name, revision)
+        floor = floor if reach is None else min(floor, reach)
         if _taken(observed, sizes)[role.name] and after[role.name] < min(before[role.name], floor):
             yield f"role {role.name} goes from {before[role.name]} to {after[role.name]} of {role.replicas}"
         yield from _ready_engines(observed, sizes, role.name, floor)
@@ -82,17 +85,29 @@ def _budget(cluster: KVCacheCluster, observed: Observed, actions: Sequence[Actio
                 yield f"role {role.name} has {after[role.name]} pods for a moment, {most} is the most"
 
 
-def _without_target(sizes: Sizes) -> bool:
-    """True while two revisions have pods and neither of them is rendered."""
-    grown = {ref for ref in sizes.of(Component.ENGINE) if sizes.after[ref]} | {
-        ref for ref in sizes.of(Component.ENGINE) if sizes.before.get(ref)
-    }
-    return len({sizes.labels[ref][labels.REVISION] for ref in grown}) > 1
+def _reach(observed: Observed, sizes: Sizes, role: str, revision: str) -> int | None:
+    """Pods of a role that can be had before the target may start; None = the target may have pods.
+
+    Two revisions that the spec has left behind hold both lanes. The one with more ready pods stays, and cannot have
+    more pods than it had ports for.
+    """
+    sets = [ref for ref in sizes.of(Component.ENGINE) if ref in sizes.before]
+    names = {sizes.labels[ref][labels.REVISION] for ref in sets}
+    if revision in names or len(names) < LANES_IN_USE:
+        return None
+    ready = Counter(pod.revision for pod in observed.pods_of(Component.ENGINE) if pod.ready)
+    most = max(ready[name] for name in names)
+    stays = {name for name in names if ready[name] == most}
+    own = [
+        ref for ref in sets if sizes.labels[ref][labels.REVISION] in stays and sizes.labels[ref][labels.ROLE] == role
+    ]
+    return min((_room(observed, sizes, ref, role) for ref in own), default=0) if len(own) == len(stays) else 0
 
 
-def _slots_with_ports(observed: Observed, role: str) -> int:
-    lanes = Counter(key.lane for key in observed.ledger.entries if key.group == role)
-    return max(lanes.values(), default=0)
+def _room(observed: Observed, sizes: Sizes, ref: ObjectRef, role: str) -> int:
+    lane = sizes.labels[ref][labels.LANE]
+    slots = sum((key.group, key.lane) == (role, lane) for key in observed.ledger.entries)
+    return max(slots, sizes.before[ref])
 
 
 def _ready_engines(observed: Observed, sizes: Sizes, role: str, floor: int) -> Iterator[str]:
@@ -138,7 +153,8 @@ def _halts(cluster: KVCacheCluster, observed: Observed, sizes: Sizes, revision: 
     """A rollout whose new revision has a failed pod goes neither on nor back."""
     sets = list(sizes.of(Component.ENGINE))
     own = {ref for ref in sets if sizes.labels[ref][labels.REVISION] == revision}
-    failed = any(pod.failure and pod.revision == revision for pod in observed.pods_of(Component.ENGINE))
+    pods = [pod for pod in observed.pods_of(Component.ENGINE) if pod.revision == revision and not pod.deleting]
+    failed = any(pod.failure for pod in pods)
     if not failed or not any(sizes.before.get(ref) for ref in sets if ref not in own):
         return
     wanted = {role.name: role.replicas for role in cluster.roles}

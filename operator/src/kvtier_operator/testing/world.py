@@ -43,6 +43,9 @@ from kvtier_operator.planning.actions import (
 from kvtier_operator.planning.ledger import Ledger
 from kvtier_operator.testing.world_records import Conflict, Drainage, Faults, WorldObject, WorldPod, template_of
 
+_PATIENCE_S = 700.0
+"""Longer than any drain may take in these tests."""
+
 
 @dataclass(slots=True)
 class World:
@@ -241,7 +244,8 @@ class World:
     def moving(self) -> bool:
         """Something will happen by itself."""
         ailing = (pod.failure and pod.revision not in self.bad_revisions for pod in self.pods.values())
-        return bool(self.drains) or any(pod.matures or pod.leaves for pod in self.pods.values()) or any(ailing)
+        draining = self.cluster.uses_store and any(self.now - one.since < _PATIENCE_S for one in self.drains.values())
+        return draining or any(pod.matures or pod.leaves for pod in self.pods.values()) or any(ailing)
 
     def of(self, component: Component) -> Iterator[WorldPod]:
         """Pods of a component."""
