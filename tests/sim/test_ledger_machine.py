@@ -36,7 +36,7 @@ from kvtier_operator.planning.ledger import QUARANTINE_S, BlockKey, Ledger
 from kvtier_operator.planning.ledger_data import ledger_data, read_ledger, read_slots
 from kvtier_operator.planning.ports import PortBlock
 from kvtier_operator.planning.revision import Revision
-from kvtier_operator.planning.wants import allocate_blocks, api_key, block_key, owner_of
+from kvtier_operator.planning.wants import allocate_blocks, api_key, block_key, owner_of, wants_of
 
 NAMES = ("a", "b", "c")
 LEASE_S = 10.0
@@ -123,6 +123,16 @@ class LedgerMachine(RuleBasedStateMachine):
             wish.nodes, wish.engines = nodes, engines
             if roll:
                 wish.tensor, wish.revision = tensor, wish.revision + 1
+            self.settle(leaving=True)
+
+    @rule(leaving=st.booleans())
+    def settle(self, *, leaving: bool) -> None:
+        """Everybody does what there is to do; pods that should leave may take their time."""
+        for name in self.wishes:
+            self._act(self._read(name), stop_after_ledger=False)
+        if leaving:
+            self.end_unwanted_pods()
+        self.start_pods()
 
     @rule(name=st.sampled_from(NAMES), start=st.integers(20000, 20100), size=st.integers(20, 150))
     def move_range(self, *, name: str, start: int, size: int) -> None:
@@ -137,6 +147,7 @@ class LedgerMachine(RuleBasedStateMachine):
             if self.world.data is None:
                 # Only sets state blocks: with set and ledger gone at once nothing tells what its last pods use.
                 self.end_unwanted_pods()
+                self.used_until = {}
         else:
             self.wishes[name] = Wish(f"u{self.uids}", 20000, 120, 8000 + NAMES.index(name))
             self.uids += 1
@@ -222,10 +233,24 @@ class LedgerMachine(RuleBasedStateMachine):
         layout = layout_of(reading.cluster, reading.observed)
         live = live_keys(reading.cluster, layout, reading.observed)
         given = allocate_blocks(reading.cluster, layout, reading.observed.ledger, live, self.world.now)
+        self._check_given(reading, layout, given.blocks)
         if not self._save(given.ledger, reading.version) or stop_after_ledger or given.refused:
             return
         if owner_of(reading.cluster) in {owner_of(described(name, wish)) for name, wish in self.wishes.items()}:
             self._apply(reading.cluster, layout, given.blocks)
+
+    def _check_given(self, reading: Reading, layout: Layout, blocks: Mapping[BlockKey, PortBlock]) -> None:
+        """Blocks have the width that was asked for; new ones lie in the range, and old ones stay where they are."""
+        ports = reading.cluster.transport.ports
+        for want in wants_of(reading.cluster, layout):
+            block, known = blocks.get(want.key), reading.ledger.entries.get(want.key)
+            if block is None:
+                continue
+            assert block.width == want.width
+            if known is not None and known.block.width == want.width and _inside(known.block, ports):
+                assert block == known.block
+            elif want.at is None and (known is None or known.block != block):
+                assert _inside(block, ports)
 
     def _save(self, ledger: Ledger, version: int) -> bool:
         """Write under the precondition of the resourceVersion; a stale reader loses even if it has nothing to write,
@@ -314,6 +339,10 @@ class LedgerMachine(RuleBasedStateMachine):
         owner = owner_of(cluster)
         objects = {found.ref: found for found in self._objects(owner)}
         return Observed(objects, self._pods(owner), ledger=ledger, now=self.world.now)
+
+
+def _inside(block: PortBlock, ports: PortRange) -> bool:
+    return ports.start <= block.start and block.stop <= ports.stop
 
 
 def described(name: str, wish: Wish) -> KVCacheCluster:

@@ -151,6 +151,16 @@ def test_the_http_port_of_a_role_is_in_use_by_other_revisions_only() -> None:
     assert {str(key) for key in live_keys(cluster(), layout(), observed)} == {"engine/B/0"}
 
 
+def test_the_http_port_of_engines_and_routers_that_are_not_wanted_is_in_use_until_they_are_gone() -> None:
+    described = cluster(router=Router())
+    waiting = seen([workload(Component.ENGINE, "engine", replicas=1, revision=NEW)])
+    assert "api/engine//-1" in {str(key) for key in live_keys(described, layout(engines=0), waiting)}
+    going = seen(pods=[engine_pod(0, NEW.name), ObservedPod("r", "r", Component.ROUTER, "", 0, "h")])
+    assert {"api/engine//-1", "api/router//-1"} <= {str(key) for key in live_keys(described, layout(engines=0), going)}
+    wanted = {str(key) for key in live_keys(described, layout(router=1), going)}
+    assert not wanted & {"api/engine//-1", "api/router//-1"}
+
+
 def test_an_engine_whose_set_is_gone_holds_its_slot_in_both_lanes() -> None:
     keys = live_keys(cluster(), layout(), seen(pods=[engine_pod(0, "cccccccc")]))
     assert {"engine/A/0", "engine/B/0"} <= {str(key) for key in keys}

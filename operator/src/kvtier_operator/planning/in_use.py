@@ -47,13 +47,26 @@ def annotation_of(
 def live_keys(cluster: KVCacheCluster, layout: Layout, observed: Observed) -> frozenset[BlockKey]:
     """Owners whose block may be in use: of pods that exist, and of pods that an existing workload may make again.
 
-    The HTTP port of a role counts as in use by pods of other revisions only, since a wanted one is kept anyway and a
-    former one must go some day.
+    The HTTP port of a role counts as in use only by engines that are not wanted any more: a wanted one is kept anyway,
+    and a former one must go some day.
     """
-    name = owner_of(cluster)
-    newest = {engines.revision.name for engines in layout.engines}
-    old = {pod.group for pod in observed.pods_of(Component.ENGINE) if pod.revision not in newest}
-    return _keys(name, _own(cluster, observed), observed.pods) | {api_key(name, role) for role in old}
+    name, own = owner_of(cluster), _own(cluster, observed)
+    return _keys(name, own, observed.pods) | {api_key(name, group) for group in _leaving(layout, own, observed.pods)}
+
+
+def _leaving(layout: Layout, workloads: Iterable[ObservedObject], pods: Iterable[ObservedPod]) -> Iterator[str]:
+    """Roles, and ``router``, of which pods exist or may be made that the layout does not have."""
+    router = str(Component.ROUTER)
+    wanted = {(engines.role, engines.revision.name) for engines in layout.engines if engines.replicas}
+    for workload in workloads:
+        role, revision = workload.labels.get(labels.ROLE, ""), workload.labels.get(labels.REVISION, "")
+        if role and workload.replicas and (role, revision) not in wanted:
+            yield role
+    for pod in pods:
+        if pod.component is Component.ENGINE and (pod.group, pod.revision) not in wanted:
+            yield pod.group
+        elif pod.component is Component.ROUTER and not layout.router:
+            yield router
 
 
 def stated_blocks(
