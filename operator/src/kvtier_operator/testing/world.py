@@ -245,7 +245,10 @@ class World:
         """Something will happen by itself."""
         ailing = (pod.failure and pod.revision not in self.bad_revisions for pod in self.pods.values())
         draining = self.cluster.uses_store and any(self.now - one.since < _PATIENCE_S for one in self.drains.values())
-        return draining or any(pod.matures or pod.leaves for pod in self.pods.values()) or any(ailing)
+        standbys = [pod for pod in self.of(Component.MASTER) if pod is not self.leading]
+        behind = self.leading is None or not all(pod.caught_up for pod in standbys)
+        starting = any(pod.matures or pod.leaves for pod in self.pods.values())
+        return draining or starting or any(ailing) or (bool(standbys) and behind)
 
     def of(self, component: Component) -> Iterator[WorldPod]:
         """Pods of a component."""
