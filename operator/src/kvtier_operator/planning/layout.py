@@ -1,5 +1,7 @@
-"""Which workloads a cluster has at one moment of its life, and how many pods each. Pure; plans decide it, builders
-render it."""
+"""Which workloads a cluster has at one moment of its life, and how many pods each. Pure.
+
+Plans decide it, builders render it.
+"""
 
 from __future__ import annotations
 
