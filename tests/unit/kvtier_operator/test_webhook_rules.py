@@ -1,12 +1,18 @@
 from __future__ import annotations
 
 import copy
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kvtier_operator.api import parse
 from kvtier_operator.webhook.review import answer, read_review
 from kvtier_operator.webhook.rules import Verdict, judge
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+SAMPLES = sorted((EXAMPLES / "invalid" / "webhook").glob("*.yaml"))
 
 Document = dict[str, Any]
 
@@ -173,3 +179,20 @@ def test_what_is_no_review_of_our_kind_is_none(body: object) -> None:
 def test_an_object_without_a_usable_name_is_refused_and_not_an_error(metadata: object) -> None:
     document = {**manifest(), "metadata": metadata}
     assert judge(document, None, ()).violations
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+def test_a_sample_is_refused_by_the_door_for_what_it_says_and_by_nothing_before(path: Path) -> None:
+    document = yaml.safe_load(path.read_text())
+    parse(document)
+    neighbour = parse(yaml.safe_load((EXAMPLES / "host-network.yaml").read_text()))
+    found = {one.path: str(one) for one in judge(document, None, [neighbour]).violations}
+    expected = dict(re.findall(r"# expect: (\S+): (.*)", path.read_text()))
+    assert set(found) == set(expected)
+    for named, fragment in expected.items():
+        assert fragment in found[named]
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_an_example_comes_in(path: Path) -> None:
+    assert judge(yaml.safe_load(path.read_text()), None, ()) == Verdict()
