@@ -60,5 +60,8 @@ def _workloads(index: Index, key: ClusterKey) -> list[Record]:
 
 
 def _on_host_network(manifest: Manifest) -> bool:
-    transport = (manifest.get("spec") or {}).get("transport")
-    return isinstance(transport, dict) and transport.get("hostNetwork") is True
+    match manifest:
+        case {"spec": {"transport": {"hostNetwork": True}}}:
+            return True
+        case _:
+            return False

@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from kvtier_operator.api import parse
+from kvtier_operator.testing.memory_cluster import MemoryCluster
 from kvtier_operator.webhook.review import answer, read_review
 from kvtier_operator.webhook.rules import Verdict, judge
+from kvtier_operator.webhook.run import WebhookOptions, make_webhook
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SAMPLES = sorted((EXAMPLES / "invalid" / "webhook").glob("*.yaml"))
@@ -196,3 +200,29 @@ def test_a_sample_is_refused_by_the_door_for_what_it_says_and_by_nothing_before(
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_an_example_comes_in(path: Path) -> None:
     assert judge(yaml.safe_load(path.read_text()), None, ()) == Verdict()
+
+
+_ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@given(_ANY, _ANY, st.sampled_from(["metadata", "spec", "spec.transport", "spec.roles", "spec.store", "spec.model"]))
+def test_whatever_an_object_has_the_answer_is_a_verdict(value: object, before: object, path: str) -> None:
+    request = read_review(review(changed(manifest(host=True), path, value), oldObject=before))
+    assert request is not None
+    others = [manifest("other", host=True), changed(manifest("x", host=True), "spec", value)]
+    verdict = make_webhook(WebhookOptions(1, "h", "n"), lambda: others, MemoryCluster()).judge(request)
+    assert answer(request, verdict)["response"]["allowed"] == (not verdict.violations)
+
+
+def test_an_object_is_not_compared_with_itself_nor_with_invalid_ones() -> None:
+    request = read_review(review(manifest(host=True)))
+    assert request is not None
+    known = [manifest(host=True), manifest("bad", host=True, roles=[]), manifest("elsewhere")]
+    door = make_webhook(WebhookOptions(1, "h", "n"), lambda: known, MemoryCluster())
+    assert door.judge(request) == Verdict()
+    known.append(manifest("other", host=True))
+    assert door.judge(request).violations

@@ -30,8 +30,11 @@ class Request:
     @property
     def name(self) -> str:
         """Namespace and name of the object."""
-        meta = self.document.get("metadata") or {}
-        return f"{meta.get('namespace', 'default')}/{meta.get('name', '')}"
+        match self.document:
+            case {"metadata": {"namespace": str(namespace), "name": str(name)}}:
+                return f"{namespace}/{name}"
+            case _:
+                return "without a name"
 
 
 def read_review(body: object) -> Request | None:

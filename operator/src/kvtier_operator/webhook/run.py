@@ -142,12 +142,9 @@ class Webhook:
         """Valid clusters on the host network but the one that is asked about; only such a one needs to know them."""
         if not _on_host_network(request.document):
             return
-        mine = request.document.get("metadata") or {}
         for manifest in self.lister():
             meta = manifest["metadata"]
-            if (meta["namespace"], meta["name"]) == (mine.get("namespace"), mine.get("name")):
-                continue
-            if _on_host_network(manifest):
+            if f"{meta['namespace']}/{meta['name']}" != request.name and _on_host_network(manifest):
                 with suppress(SpecError):
                     yield accept(manifest)
 
@@ -164,5 +161,8 @@ async def run_webhook(options: WebhookOptions, lister: Lister, api: Cluster) -> 
 
 
 def _on_host_network(document: Mapping[str, Any]) -> bool:
-    transport = (document.get("spec") or {}).get("transport")
-    return isinstance(transport, dict) and transport.get("hostNetwork") is True
+    match document:
+        case {"spec": {"transport": {"hostNetwork": True}}}:
+            return True
+        case _:
+            return False
