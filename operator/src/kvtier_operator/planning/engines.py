@@ -4,7 +4,7 @@ A change of what an engine is makes a new revision with sets and a lane of its o
 one grows, by whole units (`units`), and stays at zero replicas afterwards. To roll back is to make the old one the
 target again. The rollout stops at the first pod of the new revision that fails, and goes on when the spec changes.
 
-A third revision finds both lanes taken. Then the one of the two with fewer ready pods leaves first, and the other
+A third revision finds both lanes taken. Then the one of the two that serves less leaves first, and the other
 one grows in its place as far as it has ports.
 """
 
@@ -69,7 +69,7 @@ def plan_engines(cluster: KVCacheCluster, observed: Observed, target: str, hold:
     revisions = engine_revisions(cluster, observed)
     own = revisions.get(target, EngineRevision(target))
     others = [revision for name, revision in revisions.items() if name != target]
-    busy = sorted((one for one in others if one.busy), key=lambda one: _worth(observed, one))
+    busy = sorted((one for one in others if one.busy), key=lambda one: _worth(cluster, observed, one))
     if not busy:
         return _at_rest(cluster, observed, own, others)
     lane = own.lane or free_lane(busy, "")
@@ -78,9 +78,10 @@ def plan_engines(cluster: KVCacheCluster, observed: Observed, target: str, hold:
     return _roll(cluster, observed, _Rollout(own, Revision(target, lane), busy, others), hold)
 
 
-def _worth(observed: Observed, one: EngineRevision) -> tuple[int, bool, str]:
-    """The least worthy leaves first: the one with fewer ready pods; of equals, one that has not served before."""
-    return sum(one.ready.values()), one.name == last_revision(observed), one.name
+def _worth(cluster: KVCacheCluster, observed: Observed, one: EngineRevision) -> tuple[int, int, bool, str]:
+    """The least worthy leaves first: the one that serves less; of equals, one that has not served before."""
+    units = _units(cluster).complete(one.ready) if _paired(cluster) else 0
+    return units, sum(one.ready.values()), one.name == last_revision(observed), one.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,9 @@ def _exchange(cluster: KVCacheCluster, observed: Observed, base: EngineRevision,
     """The next step from the revisions that leave to the one that stays, which grows as far as it has ports."""
     wanted, room = _wanted(cluster), _room(cluster, observed, base)
     reachable = Units({role: min(size, room.get(role, 0)) for role, size in wanted.items()}, _paired(cluster))
+    if _paired(cluster) and any(size and not reachable.wanted[role] for role, size in wanted.items()):
+        # It lacks a role, so it serves nobody however large it grows, and the others serve no more than it.
+        return Step(base.given, dict.fromkeys(old, 0))
     # A pod of the base that has failed is not waited for: the target may be what mends it.
     ready = Counter(base.ready) + Counter(pod.group for pod in base.failed)
     step = next_step(reachable, new=base.given, ready=ready, old=old, max_surge=cluster.rollout.max_surge)

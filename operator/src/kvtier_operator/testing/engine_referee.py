@@ -57,8 +57,8 @@ def _floors(cluster: KVCacheCluster, observed: Observed, sizes: Sizes, revision:
     for role in cluster.roles:
         unit = _unit(cluster, role)
         floor = role.replicas if cluster.rollout.max_surge else role.replicas - unit
-        reach = _reach(observed, sizes, role.name, revision)
-        floor = floor if reach is None else min(floor, reach)
+        reach = _reach(cluster, observed, sizes, revision)
+        floor = floor if reach is None else min(floor, reach.get(role.name, 0))
         if _taken(observed, sizes)[role.name] and after[role.name] < min(before[role.name], floor):
             yield f"role {role.name} goes from {before[role.name]} to {after[role.name]} of {role.replicas}"
         yield from _ready_engines(observed, sizes, role.name, floor)
@@ -85,29 +85,35 @@ def _budget(cluster: KVCacheCluster, observed: Observed, actions: Sequence[Actio
                 yield f"role {role.name} has {after[role.name]} pods for a moment, {most} is the most"
 
 
-def _reach(observed: Observed, sizes: Sizes, role: str, revision: str) -> int | None:
-    """Pods of a role that can be had before the target may start; None = the target may have pods.
+def _reach(cluster: KVCacheCluster, observed: Observed, sizes: Sizes, revision: str) -> Mapping[str, int] | None:
+    """Pods by role that can be had before the target may start; None = the target may have pods.
 
-    Two revisions that the spec has left behind hold both lanes. The one with more ready pods stays, and cannot have
-    more pods than it had ports for.
+    Two revisions that the spec has left behind hold both lanes. One stays, and cannot have more pods than it had ports
+    for; without pods for one of two split roles it serves nobody.
     """
     sets = [ref for ref in sizes.of(Component.ENGINE) if ref in sizes.before]
-    names = {sizes.labels[ref][labels.REVISION] for ref in sets}
-    if revision in names or len(names) < LANES_IN_USE:
+    revisions = {sizes.labels[ref][labels.REVISION] for ref in sets}
+    if revision in revisions or len(revisions) < LANES_IN_USE:
         return None
-    ready = Counter(pod.revision for pod in observed.pods_of(Component.ENGINE) if pod.ready)
-    most = max(ready[name] for name in names)
-    stays = {name for name in names if ready[name] == most}
-    own = [
-        ref for ref in sets if sizes.labels[ref][labels.REVISION] in stays and sizes.labels[ref][labels.ROLE] == role
-    ]
-    return min((_room(observed, sizes, ref, role) for ref in own), default=0) if len(own) == len(stays) else 0
+    reaches = [_room(cluster, observed, sizes, [ref for ref in sets if _is_of(sizes, ref, one)]) for one in revisions]
+    return {role.name: min(reach[role.name] for reach in reaches) for role in cluster.roles}
 
 
-def _room(observed: Observed, sizes: Sizes, ref: ObjectRef, role: str) -> int:
-    lane = sizes.labels[ref][labels.LANE]
-    slots = sum((key.group, key.lane) == (role, lane) for key in observed.ledger.entries)
-    return max(slots, sizes.before[ref])
+def _is_of(sizes: Sizes, ref: ObjectRef, revision: str) -> bool:
+    return sizes.labels[ref][labels.REVISION] == revision
+
+
+def _room(cluster: KVCacheCluster, observed: Observed, sizes: Sizes, sets: Sequence[ObjectRef]) -> Mapping[str, int]:
+    """Pods by role that a revision has or had ports for."""
+    room = dict.fromkeys((role.name for role in cluster.roles), 0)
+    for ref in sets:
+        own = sizes.labels[ref]
+        place = (own[labels.ROLE], own[labels.LANE])
+        slots = sum((key.group, key.lane) == place for key in observed.ledger.entries)
+        room[own[labels.ROLE]] = max(slots, sizes.before[ref])
+    paired = any(role.type is not RoleType.FUSED for role in cluster.roles)
+    lacks = paired and any(role.replicas and not room[role.name] for role in cluster.roles)
+    return dict.fromkeys(room, 0) if lacks else room
 
 
 def _ready_engines(observed: Observed, sizes: Sizes, role: str, floor: int) -> Iterator[str]:

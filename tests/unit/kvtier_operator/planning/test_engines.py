@@ -218,6 +218,23 @@ def test_while_fewer_run_than_are_wanted_nobody_has_to_make_room() -> None:
     assert scaled(made) == {"kv-engine-mid": 0}
 
 
+def test_of_split_revisions_left_behind_the_one_that_serves_stays() -> None:
+    cluster = sample_cluster(roles=split_roles(2, 2))
+    whole = [sets(1, "old", "A", "prefill"), sets(1, "old", "A", "decode")]
+    half = [sets(3, "half", "B", "prefill"), sets(0, "half", "B", "decode")]
+    pods = [*engine_pods(1, "old", "prefill"), *engine_pods(1, "old", "decode"), *engine_pods(3, "half", "prefill")]
+    made = plan([*whole, *half], pods, cluster=cluster)
+    assert made.progress.abandoned == "half"
+    assert scaled(made)["kv-prefill-half"] == 0
+
+
+def test_a_split_revision_without_one_of_its_roles_never_grows() -> None:
+    cluster = sample_cluster(roles=split_roles(3, 3))
+    objects = [sets(2, "a", "A", "prefill"), sets(1, "b", "B", "prefill")]
+    made = plan(objects, [*engine_pods(2, "a", "prefill"), *engine_pods(1, "b", "prefill")], cluster=cluster)
+    assert scaled(made) == {"kv-prefill-b": 0}
+
+
 def test_a_revision_left_behind_never_gets_more_pods_than_it_had_ports_for() -> None:
     cluster = replace(CLUSTER, roles=(sample_role("engine", 6),))
     objects = [sets(3, "old", "A"), sets(3, "mid", "B")]
