@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
 import kopf
@@ -31,8 +32,20 @@ _RESTART_S = (0.5, 1, 2, 5, 10)
 
 _LOG = logging.getLogger(__name__)
 
-Deliver = Callable[[Record, bool], None]
-"""Takes a record, and whether the object was deleted. Called in the informer's thread."""
+
+class Seen(Enum):
+    """How a record came to be."""
+
+    LISTED = auto()
+    """It stood in a list. After the first one, that is a sign that a watch had a gap: lists follow those only."""
+    CHANGED = auto()
+    GONE = auto()
+
+
+Deliver = Callable[[Record, Seen], None]
+"""Takes a record. Called in the informer's thread."""
+
+_TYPES = {None: Seen.LISTED, "DELETED": Seen.GONE}
 
 
 class _RemembersNothing(kopf.DiffBaseStorage):
@@ -126,7 +139,7 @@ class Informer:
     def _handler(self, kind: Kind) -> Any:
         async def handle(event: Mapping[str, Any], **_: Any) -> None:
             try:
-                self.deliver(record_of(kind.name, event["object"]), event["type"] == "DELETED")
+                self.deliver(record_of(kind.name, event["object"]), _TYPES.get(event["type"], Seen.CHANGED))
             except Exception:  # noqa: BLE001 - one unreadable object must not end the watch of all others
                 _LOG.exception("cannot read %s %s", kind.name, event["object"].get("metadata", {}).get("name"))
 
@@ -147,7 +160,7 @@ def informer_settings(kinds: Sequence[Kind]) -> kopf.OperatorSettings:
     settings.watching.inactivity_timeout = INACTIVITY_S
     settings.watching.chunk_size = 100  # a page of raw objects is held at once for each kind
     settings.networking.request_timeout = 15
-    settings.networking.error_backoffs = [1, 1, 2, 3, 5, 8]
+    settings.networking.error_backoffs = [1, 1, 2, 2, 3, 3]
     # A handler takes no time, so a worker has no reason to wait for more of the same object.
     settings.queueing.idle_timeout = 0.05
     # kinds and namespaces are known: no rights on definitions and namespaces are asked for.

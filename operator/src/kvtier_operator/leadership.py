@@ -23,6 +23,7 @@ from kvtier_operator.lease import (
     lease_manifest,
     read_lease,
 )
+from kvtier_operator.log import event
 
 _LOG = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ class Leadership:
     _sighting: Sighting = field(default_factory=lambda: Sighting(None, 0.0))
     _may_write_until: float = float("-inf")
     _leading: bool = False
+    _problem: str = ""
 
     @property
     def leading(self) -> bool:
@@ -101,9 +103,20 @@ class Leadership:
         try:
             async with asyncio.timeout(RENEW_WITHIN_S / 2):
                 await self._look_and_act()
+            self._say("")
         except (ApiError, TimeoutError) as error:
-            _LOG.warning("cannot look after the lease: %s", error or "no answer in time")
+            self._say(str(error) or "no answer in time")
         self._tell()
+
+    def _say(self, problem: str) -> None:
+        """Once at the beginning and once at the end of an outage."""
+        if bool(problem) is bool(self._problem):
+            return
+        self._problem = problem
+        if problem:
+            event(_LOG, "cannot look after the lease", level=logging.WARNING, error=problem)
+        else:
+            event(_LOG, "the lease can be looked after again")
 
     async def _look_and_act(self) -> None:
         body = await self.cluster.get(LEASE_KIND, *self.place)

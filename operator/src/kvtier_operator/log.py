@@ -36,6 +36,8 @@ def configure_logging(level: int = logging.INFO) -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
     # kopf tells of every event that it has handed over; what matters of it comes as a warning.
     logging.getLogger("kopf").setLevel(logging.WARNING)
+    # What it says of every single failed request, the lease and the lists say once.
+    logging.getLogger("kopf._cogs.clients").setLevel(logging.CRITICAL)
     # It runs beside the main thread and complains that it gets no signals there.
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
 

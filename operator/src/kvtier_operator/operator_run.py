@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 
 from kvtier_operator.api import KIND
 from kvtier_operator.apply import Executor
@@ -108,6 +109,10 @@ class Operator:
         )
         self._read_for(metrics)
 
+    def disturbed(self) -> None:
+        """The API server did not answer."""
+        self._watching.disturbed()
+
     def problem(self) -> str:
         """What is wrong with this process so that only a restart helps; empty = nothing."""
         if (lag := self._heart.late_s()) > LONGEST_LAG_S:
@@ -181,6 +186,8 @@ async def run_operator(options: Options, policy: Policy, stop: asyncio.Event) ->
 
     def count(request: Request) -> None:
         metrics.api_requests.labels(request.verb, request.resource, str(request.code)).inc()
+        if request.code == 0 or request.code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            operator.disturbed()
 
     async with AsyncExitStack() as stack:
         api = await stack.enter_async_context(KubeClient(login, count))

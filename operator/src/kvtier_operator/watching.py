@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 from kvtier_operator.cluster import Cluster
 from kvtier_operator.errors import ApiError
 from kvtier_operator.index import ClusterKey, Index, Record
-from kvtier_operator.informer import Deliver, Informer
+from kvtier_operator.informer import Deliver, Informer, Seen
 from kvtier_operator.kinds import CHILD_KINDS, CLUSTER_KIND, OPTIONAL_KINDS, POD_KIND, Kind
 from kvtier_operator.log import event
 from kvtier_operator.metrics import OperatorMetrics
@@ -23,6 +23,7 @@ _POLL_S = 2.0
 _WARM_POLL_S = 0.2
 _WARM_PATIENCE_S = 20.0
 """For how long the first lists of the watches may take before missing objects are read one by one."""
+_DOUBT_S = 1.0
 _GRACE_S = 5.0
 """By how much a list may be ahead of a watch that works."""
 
@@ -71,9 +72,14 @@ class Watching:
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep
     warm: asyncio.Event = field(default_factory=asyncio.Event)
     waits_for: str = "the Kubernetes API"
+    _doubt: asyncio.Event = field(default_factory=asyncio.Event)
     _kinds: tuple[Kind, ...] = ()
     _informer: Watches | None = None
     _chance: Random = field(default_factory=Random)
+
+    def disturbed(self) -> None:
+        """The server did not answer, or a watch had a gap: what happened meanwhile may never be shown."""
+        self._doubt.set()
 
     def silence_s(self) -> float:
         """Seconds since the watches last showed a sign of life."""
@@ -86,14 +92,32 @@ class Watching:
             self._kinds = await self._patiently(self._existing_kinds)
             self._start()
             await self._warm_up()
+            troubled = False
             while True:
-                await self.pause(RELIST_S * (0.9 + 0.2 * self._chance.random()))
+                await self._until_next()
                 try:
                     await self._check()
+                    troubled = False
                 except ApiError as error:
-                    event(_LOG, "cannot compare with lists", level=logging.WARNING, error=error)
+                    if not troubled:
+                        event(_LOG, "cannot compare with lists", level=logging.WARNING, error=error)
+                    troubled = True
+                    self.disturbed()
         finally:
             await self._stop()
+
+    async def _until_next(self) -> None:
+        """Until the next comparison is due: every five minutes, or soon when there is doubt."""
+        rest = asyncio.ensure_future(self.pause(RELIST_S * (0.9 + 0.2 * self._chance.random())))
+        doubt = asyncio.create_task(self._doubt.wait())
+        try:
+            await asyncio.wait((rest, doubt), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            rest.cancel()
+            doubt.cancel()
+        if self._doubt.is_set():
+            await self.pause(_DOUBT_S)
+            self._doubt.clear()
 
     async def _until_defined(self) -> None:
         said = ""
@@ -160,14 +184,19 @@ class Watching:
     def _start(self) -> None:
         loop = asyncio.get_running_loop()
 
-        def deliver(record: Record, gone: bool) -> None:
-            loop.call_soon_threadsafe(self._take, record, gone)
+        def deliver(record: Record, seen: Seen) -> None:
+            loop.call_soon_threadsafe(self._take, record, seen)
 
         self._informer = self.informer(self._kinds, self.namespaces, deliver, self.metrics.informer_restarts.inc)
         self._informer.start()
 
-    def _take(self, record: Record, gone: bool) -> None:
-        woken = self.index.remove(record.home.namespace, record.ref, record.uid) if gone else self.index.put(record)
+    def _take(self, record: Record, seen: Seen) -> None:
+        if seen is Seen.GONE:
+            woken = self.index.remove(record.home.namespace, record.ref, record.uid)
+        else:
+            woken = self.index.put(record)
+        if seen is Seen.LISTED and self.warm.is_set():
+            self.disturbed()
         for key in woken:
             self.wake(key)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Any
 
+from kvtier_operator.cluster import Listed
+from kvtier_operator.errors import ApiUnavailable
 from kvtier_operator.index import ClusterKey, Index, record_of
-from kvtier_operator.informer import Deliver
+from kvtier_operator.informer import Deliver, Seen
 from kvtier_operator.kinds import CLUSTER_KIND, Kind
 from kvtier_operator.labels import CLUSTER, MANAGED_BY, MANAGER
 from kvtier_operator.metrics import OperatorMetrics
@@ -125,7 +127,7 @@ def test_it_is_warm_when_the_watches_have_shown_what_the_lists_have() -> None:
     async def test(world: World, watching: Watching) -> None:
         assert not watching.warm.is_set()
         assert watching.waits_for == "the first lists"
-        world.made[0].deliver(record_of("Service", body), False)
+        world.made[0].deliver(record_of("Service", body), Seen.CHANGED)
         await world.step(2)
         assert watching.warm.is_set()
         assert (
@@ -154,7 +156,7 @@ def test_a_watch_that_is_only_late_is_left_alone() -> None:
     async def test(world: World, _watching: Watching) -> None:
         body = world.api.put(service("a"))
         await world.step()
-        world.made[0].deliver(record_of("Service", body), False)
+        world.made[0].deliver(record_of("Service", body), Seen.CHANGED)
         await world.step()
         await asyncio.sleep(0.05)
         assert len(world.made) == 1
@@ -168,9 +170,9 @@ def test_what_the_watches_show_gone_is_removed() -> None:
 
     async def test(world: World, _watching: Watching) -> None:
         record = record_of("Service", body)
-        world.made[0].deliver(record, False)
+        world.made[0].deliver(record, Seen.LISTED)
         await world.step(2)
-        world.made[0].deliver(record, True)
+        world.made[0].deliver(record, Seen.GONE)
         await world.step(0)
         await asyncio.sleep(0)
         assert world.index.find("llm", ObjectRef("Service", "a")) is None
@@ -189,3 +191,51 @@ def test_kinds_that_appear_later_are_watched_and_made_known() -> None:
         assert world.made[-1].running
 
     World().play(test)
+
+
+def test_after_a_gap_of_a_watch_what_vanished_meanwhile_is_found_soon() -> None:
+    """The lists that follow a gap show what is there, and never what is not there any more."""
+    world = World()
+    gone, stays = world.api.put(service("gone")), world.api.put(service("stays"))
+
+    async def test(world: World, watching: Watching) -> None:
+        for body in (gone, stays):
+            world.made[0].deliver(record_of("Service", body), Seen.LISTED)
+        await world.step(2)
+        assert watching.warm.is_set()
+        del world.api.objects["Service", "llm", "gone"]
+        world.pauses.clear()
+        world.made[0].deliver(record_of("Service", stays), Seen.LISTED)
+        await world.step(0)
+        await asyncio.sleep(0.01)
+        assert min(world.pauses) <= 1
+        await world.step(2)
+        assert world.index.find("llm", ObjectRef("Service", "gone")) is None
+        assert world.index.find("llm", ObjectRef("Service", "stays")) is not None
+
+    world.play(test)
+
+
+def test_after_an_outage_of_the_server_the_index_is_compared_until_that_works() -> None:
+    class Flaky(MemoryCluster):
+        broken = True
+
+        def list_metadata(self, kind: Kind, namespace: str, selector: str) -> AsyncIterator[Listed]:
+            if self.broken and self.objects:
+                raise ApiUnavailable("list", 0, "no answer")
+            return super().list_metadata(kind, namespace, selector)
+
+    api = Flaky()
+
+    async def test(world: World, watching: Watching) -> None:
+        assert watching.warm.is_set()
+        body = api.put(service("a"))
+        world.made[0].deliver(record_of("Service", body), Seen.CHANGED)
+        watching.disturbed()
+        await world.step(4)
+        assert world.index.find("llm", ObjectRef("Service", "a")) is not None
+        api.objects.clear()
+        await world.step(4)
+        assert world.index.find("llm", ObjectRef("Service", "a")) is None
+
+    World(api).play(test)
