@@ -24,6 +24,7 @@ _WARM_POLL_S = 0.2
 _WARM_PATIENCE_S = 20.0
 """For how long the first lists of the watches may take before missing objects are read one by one."""
 _DOUBT_S = 1.0
+_LONGEST_DOUBT_S = 60.0
 _GRACE_S = 5.0
 """By how much a list may be ahead of a watch that works."""
 
@@ -73,6 +74,7 @@ class Watching:
     warm: asyncio.Event = field(default_factory=asyncio.Event)
     waits_for: str = "the Kubernetes API"
     _doubt: asyncio.Event = field(default_factory=asyncio.Event)
+    _soon_s: float = _DOUBT_S
     _kinds: tuple[Kind, ...] = ()
     _informer: Watches | None = None
     _chance: Random = field(default_factory=Random)
@@ -115,9 +117,13 @@ class Watching:
         finally:
             rest.cancel()
             doubt.cancel()
-        if self._doubt.is_set():
-            await self.pause(_DOUBT_S)
-            self._doubt.clear()
+        if not self._doubt.is_set():
+            self._soon_s = _DOUBT_S
+            return
+        await self.pause(self._soon_s)
+        # A server that has trouble with everybody's requests must not get ever more lists from us.
+        self._soon_s = min(_LONGEST_DOUBT_S, 2 * self._soon_s)
+        self._doubt.clear()
 
     async def _until_defined(self) -> None:
         said = ""

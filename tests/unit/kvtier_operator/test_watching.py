@@ -78,8 +78,12 @@ class World:
         """End the pauses that there are."""
         for _ in range(times):
             self._gate.release()
-            for _ in range(30):
-                await asyncio.sleep(0)
+            await self.turns()
+
+    async def turns(self) -> None:
+        """Let every task do what it can."""
+        for _ in range(100):
+            await asyncio.sleep(0)
 
     def play(self, test: Callable[[World, Watching], Any]) -> None:
         async def run() -> None:
@@ -239,3 +243,17 @@ def test_after_an_outage_of_the_server_the_index_is_compared_until_that_works() 
         assert world.index.find("llm", ObjectRef("Service", "a")) is None
 
     World(api).play(test)
+
+
+def test_a_server_in_lasting_trouble_is_asked_for_lists_ever_more_rarely() -> None:
+    async def test(world: World, watching: Watching) -> None:
+        world.pauses.clear()
+        for _ in range(8):
+            watching.disturbed()
+            await world.turns()
+            await world.step()
+        soon = [seconds for seconds in world.pauses if seconds <= 60]
+        assert soon[:4] == [1, 2, 4, 8]
+        assert max(soon) == 60
+
+    World().play(test)
