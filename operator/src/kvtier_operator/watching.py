@@ -21,8 +21,9 @@ from kvtier_operator.relist import Relist
 RELIST_S = 300.0
 _POLL_S = 2.0
 _WARM_POLL_S = 0.2
-_WARM_PATIENCE_S = 20.0
-"""For how long the first lists of the watches may take before missing objects are read one by one."""
+_WARM_POLLS = 100
+"""So often the index is looked at while the first lists of the watches come in; then what is missing is read."""
+_LIST_AFTER_POLLS = 10
 _DOUBT_S = 1.0
 _LONGEST_DOUBT_S = 60.0
 _GRACE_S = 5.0
@@ -150,11 +151,14 @@ class Watching:
         self.waits_for = "the first lists"
         relist = self._relist()
         stale = await self._patiently(lambda: relist.missing(self._kinds))
-        waited = 0.0
-        while stale and waited < _WARM_PATIENCE_S:
+        for poll in range(1, _WARM_POLLS + 1):
+            if not stale:
+                break
             await self.pause(_WARM_POLL_S)
-            waited += _WARM_POLL_S
             stale = relist.still_missing(stale)
+            if stale and poll % _LIST_AFTER_POLLS == 0:
+                # What was deleted since the list will never be shown.
+                stale = await self._patiently(lambda: relist.missing(self._kinds))
         await self._patiently(lambda: relist.repair(stale))
         event(_LOG, "watching", clusters=len(self.index.clusters()), kinds=len(self._kinds))
         self.waits_for = ""

@@ -141,6 +141,20 @@ def test_it_is_warm_when_the_watches_have_shown_what_the_lists_have() -> None:
     world.play(test)
 
 
+def test_an_object_that_goes_while_the_first_lists_come_in_is_not_waited_for() -> None:
+    world = World()
+    world.api.put(service("a"))
+
+    async def test(world: World, watching: Watching) -> None:
+        world.api.objects.clear()
+        await world.step(9)
+        assert not watching.warm.is_set()
+        await world.step()
+        assert watching.warm.is_set()
+
+    world.play(test)
+
+
 def test_watches_that_missed_an_object_are_started_anew() -> None:
     async def test(world: World, watching: Watching) -> None:
         world.api.put(service("a"))
