@@ -32,6 +32,8 @@ from kvtier_operator.testing.installation import (
 from kvtier_operator.testing.operator_process import OperatorProcess
 
 PATIENCE_S = 40.0
+STRANGER = "stranger"
+"""A user of the control plane without any rights of its own."""
 KINDS = "sts,deploy,svc,cm,sa,pdb,netpol"
 OURS = "app.kubernetes.io/managed-by=kvtier-operator"
 API = "/apis/kvtier.dev/v1alpha1/namespaces/{}/kvcacheclusters/{}"
@@ -424,17 +426,23 @@ def test_a_namespace_that_is_deleted_takes_its_cluster_along_and_nobody_else_not
     assert operator.running
 
 
-def test_an_operator_of_one_namespace_serves_only_that(
-    installed: ControlPlane, namespace: str, start: Callable[..., OperatorProcess]
-) -> None:
-    operator = start(f"--namespace={namespace}", identity="one")
-    with installed.namespace("other") as other:
+def test_an_operator_of_one_namespace_needs_rights_only_there(installed: ControlPlane, namespace: str) -> None:
+    for where, role in ((namespace, "clusterrole"), (OPERATOR_NAMESPACE, "clusterrole"), (OPERATOR_NAMESPACE, "role")):
+        binding = f"{STRANGER}-{role}"
+        installed.kubectl("delete", "rolebinding", binding, "-n", where, "--ignore-not-found")
+        installed.kubectl("create", "rolebinding", binding, "-n", where, f"--{role}={OPERATOR}", f"--user={STRANGER}")
+    flags = (f"--namespace={namespace}", f"--operator_namespace={OPERATOR_NAMESPACE}")
+    with (
+        installed.namespace("other") as other,
+        OperatorProcess(installed.kubeconfig_of(STRANGER), *flags, identity="one") as operator,
+    ):
         apply(installed, other, small_cluster("theirs"))
         apply(installed, namespace, small_cluster("ours"))
         wait_for("children", lambda: "Service/ours-api" in children(installed, namespace))
-        time.sleep(2)
+        wait_for("a status", lambda: condition(cluster(installed, namespace, "ours"), "Ready"))
         assert children(installed, other) == {}
-    assert operator.metric("kvtier_operator_clusters") == 1
+        assert operator.metric("kvtier_operator_clusters") == 1
+        assert operator.metric("kvtier_operator_api_requests_total", code="403") == 0
 
 
 def test_without_the_definition_the_operator_says_so_and_waits_for_it(
