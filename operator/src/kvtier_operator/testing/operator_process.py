@@ -72,8 +72,13 @@ class OperatorProcess:
             RuntimeError: it is not ready in time; has the end of its log.
         """
         self._child.start()
-        if wait:
+        if not wait:
+            return
+        try:
             self._child.wait_until(lambda: self.status("/readyz") == HTTPStatus.OK, READY_S)
+        except RuntimeError:
+            self._child.kill()
+            raise
 
     def stop(self) -> int:
         """End it as Kubernetes does; the exit status."""
