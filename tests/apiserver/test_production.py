@@ -1,0 +1,233 @@
+"""`examples/production.yaml` as it stands, from `kubectl apply` to Ready, through a rest, to the end of its deletion.
+
+The test adds what a cluster for production has and a bare control plane has not: volumes, devices, labelled nodes and
+the definitions of the Prometheus operator.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import yaml
+from kvtier_operator.planning.ledger_data import read_slots
+from kvtier_operator.planning.ports import MasterPort
+from kvtier_operator.testing.api_client import ApiError
+from kvtier_operator.testing.control_plane import ControlPlane
+from kvtier_operator.testing.fake_masters import MasterServers
+from kvtier_operator.testing.hollow_nodes import HollowNodes
+from kvtier_operator.testing.hollow_registry import NodeShape
+from kvtier_operator.testing.installation import (
+    OPERATOR,
+    OPERATOR_NAMESPACE,
+    ROOT,
+    install_definition,
+    install_rights,
+)
+from kvtier_operator.testing.operator_process import OperatorProcess
+
+EXAMPLE = ROOT / "examples" / "production.yaml"
+PATIENCE_S = 60.0
+KINDS = "sts,deploy,svc,cm,sa,pdb,netpol,servicemonitors,prometheusrules"
+BAD = frozenset({"Degraded", "RolloutHalted", "DrainBlocked", "TransportPlaintext", "Progressing"})
+"""Conditions that are False in a cluster at rest."""
+
+OURS = "app.kubernetes.io/managed-by=kvtier-operator"
+MONITORING = {"servicemonitors": "ServiceMonitor", "prometheusrules": "PrometheusRule"}
+NODE = NodeShape(
+    {"cpu": "64", "memory": "1Ti", "ephemeral-storage": "1Ti", "pods": "500", "nvidia.com/gpu": "8"},
+    {"node.kubernetes.io/memory": "large"},
+)
+
+pytestmark = pytest.mark.apiserver
+
+
+def definition(plural: str, kind: str) -> dict[str, Any]:
+    """Takes every object of the kind."""
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.monitoring.coreos.com"},
+        "spec": {
+            "group": "monitoring.coreos.com",
+            "names": {"plural": plural, "singular": kind.lower(), "kind": kind},
+            "scope": "Namespaced",
+            "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}],
+        },
+    }
+
+
+@pytest.fixture
+def monitoring(control_plane: ControlPlane) -> Iterator[None]:
+    """The API server knows the kinds of the Prometheus operator; other tests want it not to."""
+    documents = [definition(plural, kind) for plural, kind in MONITORING.items()]
+    control_plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(documents))
+    names = [document["metadata"]["name"] for document in documents]
+    control_plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", *names)
+    yield
+    control_plane.kubectl("delete", "crd", *names, "--timeout=60s")
+
+
+@pytest.fixture
+def volumes(control_plane: ControlPlane, namespace: str) -> Iterator[None]:
+    """What a provisioner would make: a volume for each member of etcd, and one with the model."""
+    claims = {"models": "models"} | {f"etcd-{slot}": f"data-production-etcd-{slot}" for slot in range(3)}
+    documents: list[dict[str, Any]] = [
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": f"{namespace}-{name}"},
+            "spec": {
+                "capacity": {"storage": "10Gi"},
+                "accessModes": ["ReadWriteOnce", "ReadOnlyMany"],
+                "persistentVolumeReclaimPolicy": "Retain",
+                "hostPath": {"path": f"/nowhere/{name}"},
+            },
+        }
+        for name in claims
+    ]
+    wanted = {"accessModes": ["ReadOnlyMany"], "resources": {"requests": {"storage": "10Gi"}}}
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "models", "namespace": namespace},
+    }
+    control_plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all([*documents, claim | {"spec": wanted}]))
+    yield
+    names = [document["metadata"]["name"] for document in documents]
+    control_plane.kubectl("delete", "pv", *names, "--wait=false")
+
+
+@pytest.fixture
+def operator(control_plane: ControlPlane, monitoring: None) -> Iterator[OperatorProcess]:
+    install_definition(control_plane)
+    install_rights(control_plane, OPERATOR)
+    where = f"--operator_namespace={OPERATOR_NAMESPACE}"
+    with OperatorProcess(control_plane.kubeconfig_of(OPERATOR), where, identity="one") as process:
+        yield process
+
+
+@pytest.fixture
+def nodes(control_plane: ControlPlane) -> Iterator[HollowNodes]:
+    with HollowNodes(control_plane.api, 4, shape=NODE) as running:
+        yield running
+
+
+def wait_for(what: str, done: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (answer := done()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {PATIENCE_S:.0f} s: {what}")
+        time.sleep(0.2)
+    return answer
+
+
+class Seen:
+    """What the namespace holds."""
+
+    def __init__(self, control_plane: ControlPlane, namespace: str) -> None:
+        self._control_plane, self._namespace = control_plane, namespace
+
+    def kubectl(self, *arguments: str) -> str:
+        return self._control_plane.kubectl(*arguments, "-n", self._namespace)
+
+    def cluster(self) -> dict[str, Any]:
+        return self._read(f"/apis/kvtier.dev/v1alpha1/namespaces/{self._namespace}/kvcacheclusters/production")
+
+    def conditions(self) -> dict[str, str]:
+        body = self.cluster()
+        generation = body["metadata"]["generation"]
+        found = body.get("status", {}).get("conditions", [])
+        return {item["type"]: item["status"] for item in found if item["observedGeneration"] == generation}
+
+    def children(self) -> dict[str, dict[str, Any]]:
+        listed = json.loads(self.kubectl("get", KINDS, "-l", OURS, "-o", "json"))
+        return {f"{item['kind']}/{item['metadata']['name']}": item for item in listed["items"]}
+
+    def versions(self) -> dict[str, str]:
+        everything = {**self.children(), "itself": self.cluster()}
+        return {name: item["metadata"]["resourceVersion"] for name, item in everything.items()}
+
+    def rested(self) -> dict[str, str] | None:
+        """The versions, if they stay for a while."""
+        before = self.versions()
+        time.sleep(2)
+        return before if self.versions() == before else None
+
+    def admin_port(self) -> int:
+        path = f"/apis/apps/v1/namespaces/{self._namespace}/statefulsets/production-master"
+        text = self._read(path).get("metadata", {}).get("annotations", {}).get("kvtier.dev/port-block", "")
+        return next((block.port(MasterPort.ADMIN) for block in read_slots(text).values()), 0)
+
+    def _read(self, path: str) -> dict[str, Any]:
+        try:
+            return self._control_plane.api.get(path)
+        except ApiError as error:
+            if error.status == 404:
+                return {}
+            raise
+
+
+@contextmanager
+def answering_masters(seen: Seen, nodes: HollowNodes, namespace: str) -> Iterator[MasterServers]:
+    """Masters that answer at the addresses of the hollow pods; one leads and lists every storage node."""
+    port = wait_for("a set of masters", seen.admin_port)
+    with MasterServers(port) as masters:
+        for slot in range(3):
+            address = wait_for("an address", partial(nodes.address, namespace, f"production-master-{slot}"))
+            masters.start(address)
+            masters.leader = masters.leader or address
+        masters.segments = tuple(
+            f"production-store-{pool}-{slot}.production-store-{pool}.{namespace}.svc:1"
+            for pool, size in (("dram", 4), ("spare", 2))
+            for slot in range(size)
+        )
+        yield masters
+
+
+def wanted_children() -> set[str]:
+    """What a dry run says that the example needs."""
+    command = [sys.executable, "-m", "kvtier_operator.operator_main", "--dry-run", str(EXAMPLE)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, env={"PATH": ""}).stdout
+    return {f"{found['kind']}/{found['metadata']['name']}" for found in yaml.safe_load_all(printed)}
+
+
+def revisions_apart(names: Iterable[str]) -> set[str]:
+    """The id of the model follows the namespace, and the name of a revision follows the id."""
+    return {re.sub(r"(/production-engine)-[0-9a-f]+", r"\1-REVISION", name) for name in names}
+
+
+@pytest.mark.usefixtures("volumes")
+def test_the_example_for_production_becomes_ready_rests_and_leaves_nothing(
+    control_plane: ControlPlane, namespace: str, nodes: HollowNodes, operator: OperatorProcess
+) -> None:
+    seen = Seen(control_plane, namespace)
+    seen.kubectl("apply", "-f", str(EXAMPLE))
+    with answering_masters(seen, nodes, namespace):
+        wait_for("Ready", lambda: seen.conditions().get("Ready") == "True")
+        ledger = "ConfigMap/production-ports"
+        assert revisions_apart(seen.children()) == revisions_apart({*wanted_children(), ledger})
+        wrong = {name: said for name, said in seen.conditions().items() if (said == "True") is (name in BAD)}
+        assert wrong == {"TransportPlaintext": "True"}
+        table = seen.kubectl("get", "kvc").splitlines()[1]
+        assert table.split()[:2] == ["production", "Ready"]
+
+        before = wait_for("that nothing changes any more", seen.rested)
+        seen.kubectl("apply", "-f", str(EXAMPLE))
+        time.sleep(3)
+        assert seen.versions() == before
+
+        seen.kubectl("delete", "kvc", "production", "--wait=false")
+        wait_for("the end", lambda: not seen.cluster())
+        wait_for("that nothing is left", lambda: not seen.children())
+    assert operator.running
+    assert "pass failed" not in operator.log()
