@@ -16,11 +16,11 @@ from pathlib import Path
 
 import yaml
 from client import Client
-from kvtier_operator.local import prepare
+from kvtier_operator.local.supervisor import LocalCluster
+from kvtier_operator.local.up import prepare
 from kvtier_operator.manifest import load
 from kvtier_operator.resources.engine import engine_name
 from kvtier_operator.resources.processes import LOOPBACK
-from kvtier_operator.supervisor import LocalCluster
 from peers import vllm
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,10 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from kvtier_operator.api.records import GROUP, PLURAL
-from kvtier_operator.api.schema import DOCUMENT, SPEC, STATUS, custom_resource_definition
-from kvtier_operator.api.schema.pod import POD
-from kvtier_operator.fields import (
+from kvtier_operator.api.fields import (
     Amounts,
     Boolean,
     Bytes,
@@ -35,6 +32,9 @@ from kvtier_operator.fields import (
     TextMap,
     walk,
 )
+from kvtier_operator.api.records import GROUP, PLURAL
+from kvtier_operator.api.schema import DOCUMENT, SPEC, STATUS, custom_resource_definition
+from kvtier_operator.api.schema.pod import POD
 
 ROOT = Path(__file__).resolve().parent.parent
 CRD_FILE = ROOT / "crds" / f"{PLURAL}.{GROUP}.yaml"

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from kvtier_operator.metrics import OperatorMetrics
+from kvtier_operator.controller.metrics import OperatorMetrics
 from kvtier_worker.api.metrics import FrontMetrics
 from kvtier_worker.contract import WorkerSettings
 from kvtier_worker.engine.loop import EngineLoop

@@ -12,9 +12,9 @@ from typing import Any
 import kopf
 import yaml
 from kvtier_operator.api import API_VERSION, KIND, PLURAL, parse
-from kvtier_operator.credentials import login
-from kvtier_operator.dry_run import render
-from kvtier_operator.kube_client import KubeClient
+from kvtier_operator.controller.credentials import login
+from kvtier_operator.controller.dry_run import render
+from kvtier_operator.controller.kube_client import KubeClient
 
 REPAIR_EVERY_S = 60.0
 """As often as examples of such operators repair what was changed by hand."""

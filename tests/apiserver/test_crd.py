@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
+from kvtier_operator.api.fields import Object, Rule, walk
 from kvtier_operator.api.schema import DOCUMENT, SPEC
-from kvtier_operator.fields import Object, Rule, walk
 from kvtier_operator.testing.control_plane import ControlPlane
 from kvtier_operator.testing.installation import install_definition
 

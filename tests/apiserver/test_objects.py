@@ -14,7 +14,7 @@ import pytest
 import yaml
 from kvtier_operator import labels
 from kvtier_operator.api import KVCacheCluster, parse
-from kvtier_operator.dry_run import settled_layout
+from kvtier_operator.controller.dry_run import settled_layout
 from kvtier_operator.kinds import KINDS
 from kvtier_operator.observed import Manifest
 from kvtier_operator.planning.drift import first_difference

@@ -486,7 +486,7 @@ def test_a_dry_run_prints_what_the_api_server_takes(installed: ControlPlane, nam
     manifest = stored_cluster("qwen")
     manifest["metadata"]["namespace"] = namespace
     file.write_text(yaml.safe_dump(manifest))
-    command = [sys.executable, "-m", "kvtier_operator.operator_main", "--dry-run", str(file)]
+    command = [sys.executable, "-m", "kvtier_operator.controller.main", "--dry-run", str(file)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True, env={"PATH": ""}).stdout
     kinds = {document["kind"] for document in yaml.safe_load_all(printed)}
     assert {"StatefulSet", "Service", "ServiceMonitor"} <= kinds

@@ -15,8 +15,16 @@ from typing import Any
 import kopf
 import pytest
 import yaml
-from kvtier_operator.apply import Executor
-from kvtier_operator.controller import Controller, Policy
+from kvtier_operator.controller.apply import Executor
+from kvtier_operator.controller.events import Events
+from kvtier_operator.controller.foreign import ForeignObjects
+from kvtier_operator.controller.index import ClusterKey, Index
+from kvtier_operator.controller.kube_client import KubeClient, Request
+from kvtier_operator.controller.leadership import Leadership, OpenFence
+from kvtier_operator.controller.loop import Controller, Policy
+from kvtier_operator.controller.masters_poll import MasterPoller
+from kvtier_operator.controller.metrics import OperatorMetrics
+from kvtier_operator.controller.relist import Relist
 from kvtier_operator.errors import (
     ApiConflict,
     ApiDenied,
@@ -26,17 +34,9 @@ from kvtier_operator.errors import (
     ApiUnavailable,
     NamespaceEnding,
 )
-from kvtier_operator.events import Events
-from kvtier_operator.foreign import ForeignObjects
-from kvtier_operator.index import ClusterKey, Index
 from kvtier_operator.kinds import CHILD_KINDS, CLUSTER_KIND, CONFIG_MAP_KIND, KINDS, LEASE_KIND, POD_KIND
-from kvtier_operator.kube_client import KubeClient, Request
 from kvtier_operator.labels import CLUSTER, MANAGED_BY, MANAGER
-from kvtier_operator.leadership import Leadership, OpenFence
-from kvtier_operator.masters_poll import MasterPoller
-from kvtier_operator.metrics import OperatorMetrics
 from kvtier_operator.reconcile import reconcile, refuse
-from kvtier_operator.relist import Relist
 from kvtier_operator.testing.control_plane import ControlPlane
 from kvtier_operator.testing.fake_masters import FakeMasters
 from kvtier_operator.testing.faulty_cluster import Crash, Fault, FaultyCluster

@@ -18,7 +18,7 @@ from typing import Any
 import kopf
 import pytest
 import yaml
-from kvtier_operator.kube_client import KubeClient
+from kvtier_operator.controller.kube_client import KubeClient
 from kvtier_operator.observed import Manifest
 from kvtier_operator.testing.control_plane import ControlPlane
 from kvtier_operator.testing.installation import (

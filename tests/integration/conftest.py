@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from kvtier_operator.api import PortRange
-from kvtier_operator.probes import port_is_free
+from kvtier_operator.local.probes import port_is_free
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PORTS = 60

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from kvtier_operator.errors import MachineError
-from kvtier_operator.local_state import STATE_FILE, StateFile, read_state
+from kvtier_operator.local.state import STATE_FILE, StateFile, read_state
+from kvtier_operator.local.supervisor import LocalCluster
 from kvtier_operator.observed import Component
-from kvtier_operator.supervisor import LocalCluster
 from kvtier_operator.testing.serving import SERVE, program
 
 
@@ -56,7 +56,7 @@ def test_a_cluster_that_runs_already_is_not_started_again_over_its_own_files(tmp
     script = textwrap.dedent(
         f"""
         from pathlib import Path
-        from kvtier_operator.local_state import StateFile
+        from kvtier_operator.local.state import StateFile
         StateFile(Path({str(tmp_path)!r}), "demo").write([])
         print("written", flush=True)
         input()

@@ -16,9 +16,9 @@ from typing import Any, Self
 
 import httpx
 import pytest
-from kvtier_operator.local_report import ProcessReport
-from kvtier_operator.local_state import STATE_FILE, read_state
-from kvtier_operator.local_status import report_of
+from kvtier_operator.local.report import ProcessReport
+from kvtier_operator.local.state import STATE_FILE, read_state
+from kvtier_operator.local.status import report_of
 from kvtier_operator.manifest import load
 
 pytestmark = [

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from kvtier_operator.console import StopRequest
 from kvtier_operator.errors import Interrupted, ProcessFailed
+from kvtier_operator.local.console import StopRequest
+from kvtier_operator.local.supervisor import LocalCluster
 from kvtier_operator.resources.processes import ProcessSpec
-from kvtier_operator.supervisor import LocalCluster
 from kvtier_operator.testing.serving import SERVE, eventually, pids, program
 
 said: list[str] = []

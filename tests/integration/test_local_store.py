@@ -6,10 +6,10 @@ from typing import Any
 
 import httpx
 import pytest
+from kvtier_operator.local.process_plan import plan_processes
+from kvtier_operator.local.supervisor import LocalCluster
 from kvtier_operator.manifest import find_programs, load
 from kvtier_operator.observed import Component
-from kvtier_operator.process_plan import plan_processes
-from kvtier_operator.supervisor import LocalCluster
 
 pytestmark = pytest.mark.mooncake
 

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-from kvtier_operator.console import StopRequest
 from kvtier_operator.errors import Interrupted, MachineError, ProcessFailed
+from kvtier_operator.local.console import StopRequest
+from kvtier_operator.local.supervisor import LocalCluster
 from kvtier_operator.resources.processes import HttpProbe, ProcessSpec, TcpProbe
-from kvtier_operator.supervisor import LocalCluster
 from kvtier_operator.testing.serving import SERVE, eventually, pids, program
 from kvtier_worker.testing.processes import free_port
 
@@ -61,7 +61,7 @@ def local_until(tmp_path: Path, words: str, *programs: ProcessSpec) -> LocalClus
 
 SIGNALLED_AT_ALL_TIMES = """
 import random, signal, time
-from kvtier_operator.console import StopRequest
+from kvtier_operator.local.console import StopRequest
 signal.signal(signal.SIGALRM, lambda number, frame: request.ask())
 for _ in range(4000):
     request = StopRequest()
@@ -224,7 +224,7 @@ def test_when_the_supervisor_is_killed_the_kernel_ends_its_processes(tmp_path: P
         f"""
         from pathlib import Path
         from kvtier_operator.resources.processes import ProcessSpec, TcpProbe
-        from kvtier_operator.supervisor import LocalCluster
+        from kvtier_operator.local.supervisor import LocalCluster
         spec = {spec!r}
         cluster = LocalCluster((spec,), Path({str(tmp_path)!r}), lambda line: None)
         cluster.start()

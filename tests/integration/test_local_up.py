@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from kvtier_operator.local.process_plan import plan_processes
 from kvtier_operator.manifest import load
-from kvtier_operator.process_plan import plan_processes
 from kvtier_operator.resources.processes import Programs
 
 pytestmark = [pytest.mark.mooncake, pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -11,11 +11,11 @@ from fractions import Fraction
 from typing import Any
 
 from kvtier_operator.api import Dialect, KVCacheCluster, PodOptions, Role, StorePool, parse
+from kvtier_operator.api.units import parse_amount
 from kvtier_operator.errors import SpecError, Violation
 from kvtier_operator.planning.ports import MASTER_PORTS, PortBlock, engine_ports
 from kvtier_operator.resources.engine import EnginePlace, StoreAddresses, engine_settings
 from kvtier_operator.resources.master import master_address
-from kvtier_operator.units import parse_amount
 
 
 def accept(document: Any) -> KVCacheCluster:

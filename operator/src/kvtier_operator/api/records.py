@@ -22,8 +22,8 @@ from kvtier_operator.api.choices import (
     RolloutPolicy,
     StoreKind,
 )
+from kvtier_operator.api.engine_settings import Setting
 from kvtier_operator.api.pods import Images, PodOptions
-from kvtier_operator.engine_settings import Setting
 
 GROUP = "kvtier.dev"
 VERSION = "v1alpha1"

@@ -14,17 +14,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvtier_operator.api import KVCacheCluster
-from kvtier_operator.console import StopRequest
 from kvtier_operator.demo.client import EngineHttp
 from kvtier_operator.demo.phases import MAX_TOKENS, Walk
 from kvtier_operator.demo.prompt import harbour_log
 from kvtier_operator.demo.report import Phase, faults, report, speed_remark, table
 from kvtier_operator.errors import Interrupted, MachineError, OperatorError, ProcessFailed, SpecError
-from kvtier_operator.local import API_KEY_VARIABLE, EXIT_FAILED, EXIT_UNFIT, curl_line, explain_failure, prepare, say
+from kvtier_operator.local.console import StopRequest
+from kvtier_operator.local.supervisor import LocalCluster
+from kvtier_operator.local.up import API_KEY_VARIABLE, EXIT_FAILED, EXIT_UNFIT, curl_line, explain_failure, prepare, say
 from kvtier_operator.manifest import load
 from kvtier_operator.resources.engine import engine_name
 from kvtier_operator.resources.processes import LOOPBACK
-from kvtier_operator.supervisor import LocalCluster
 
 EXIT_INTERRUPTED = 130
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from kvtier_operator.console import Say
 from kvtier_operator.demo.answers import Answer
 from kvtier_operator.demo.client import EngineHttp
 from kvtier_operator.demo.report import Phase, PhaseName
 from kvtier_operator.errors import OperatorError
-from kvtier_operator.supervisor import LocalCluster
+from kvtier_operator.local.console import Say
+from kvtier_operator.local.supervisor import LocalCluster
 
 MAX_TOKENS = 16
 WARM_UP_PROMPT = "A short hello, so that first-time initialisation is not measured."

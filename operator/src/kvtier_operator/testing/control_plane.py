@@ -26,8 +26,8 @@ from typing import Self
 
 from kvtier_worker.testing.processes import ChildProcess, free_ports
 
-from kvtier_operator import child
 from kvtier_operator.errors import ProcessFailed
+from kvtier_operator.local import child
 from kvtier_operator.testing import binaries
 from kvtier_operator.testing import control_plane_commands as commands
 from kvtier_operator.testing.api_client import ApiClient, ApiError

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
-from kvtier_operator.masters import AdminAddress, DrainProgress, DrainUnsupported, Health, MasterSilent
+from kvtier_operator.controller.masters import AdminAddress, DrainProgress, DrainUnsupported, Health, MasterSilent
 from kvtier_operator.observed import DrainPhase, MasterRole
 
 

@@ -32,7 +32,7 @@ class OperatorProcess:
         argv: Sequence[str] = (
             sys.executable,
             "-m",
-            "kvtier_operator.operator_main",
+            "kvtier_operator.controller.main",
             f"--metrics_port={self._metrics_port}",
             f"--liveness_port={self._liveness_port}",
             *([f"--identity={identity}"] if identity else []),

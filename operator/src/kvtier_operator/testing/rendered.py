@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from kvtier_operator.api import KVCacheCluster
-from kvtier_operator.dry_run import settled_layout
+from kvtier_operator.controller.dry_run import settled_layout
 from kvtier_operator.kinds import OPTIONAL_KINDS
 from kvtier_operator.observed import Manifest
 from kvtier_operator.planning.layout import Layout, Stage

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from kvtier_worker.testing.processes import free_port
 
+from kvtier_operator.local.supervisor import LocalCluster
 from kvtier_operator.resources.processes import ProcessSpec, TcpProbe
-from kvtier_operator.supervisor import LocalCluster
 
 _POLL_S = 0.02
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from kvtier_operator.api.choices import DrainMode, DrainTimeout, Durability, StoreKind
 from kvtier_operator.api.parsing.pods import read_pod
+from kvtier_operator.api.reading import Reader
 from kvtier_operator.api.records import Coordination, Drain, ManagedEtcd, Master, Router, StorePool
 from kvtier_operator.api.schema.limits import LAST_PORT
-from kvtier_operator.reading import Reader
 
 
 def read_coordination(reader: Reader) -> Coordination:

@@ -16,6 +16,7 @@ from kvtier_operator.api.parsing.policies import (
     read_observability,
     read_rollout,
 )
+from kvtier_operator.api.reading import Reader
 from kvtier_operator.api.records import (
     API_VERSION,
     KIND,
@@ -29,7 +30,6 @@ from kvtier_operator.api.records import (
 from kvtier_operator.api.schema.limits import LAST_PORT
 from kvtier_operator.api.schema.spec import CLAIM_PATTERN, DOCUMENT, METADATA, SPEC, URI_FIX
 from kvtier_operator.errors import SpecError, Violation
-from kvtier_operator.reading import Reader
 
 
 def parse(document: Any) -> KVCacheCluster:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from kvtier_operator.api.choices import Dialect, RoleType
+from kvtier_operator.api.engine_settings import read_settings
 from kvtier_operator.api.parsing.pods import read_pod
+from kvtier_operator.api.reading import Reader
 from kvtier_operator.api.records import Role, Tiers
 from kvtier_operator.api.schema.engines import TAKEN_FIX
 from kvtier_operator.api.schema.limits import TAKEN_ROLE_NAMES
-from kvtier_operator.engine_settings import read_settings
-from kvtier_operator.reading import Reader
 
 
 def read_role(reader: Reader, dialect: Dialect) -> Role:

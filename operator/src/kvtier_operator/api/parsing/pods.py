@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvtier_operator.api.pods import PodOptions
+from kvtier_operator.api.reading import Reader
 from kvtier_operator.api.schema import pod as described
-from kvtier_operator.reading import Reader
 
 _ENV_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _QUALIFIED_NAME = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")

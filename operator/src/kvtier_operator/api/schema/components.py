@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from kvtier_operator.api.choices import DrainMode, DrainTimeout, Durability, StoreKind
-from kvtier_operator.api.schema.limits import FIRST_PORT, LAST_PORT, MIN_SEGMENT_BYTES
-from kvtier_operator.api.schema.pod import POD
-from kvtier_operator.fields import (
+from kvtier_operator.api.fields import (
     NAME_ADVICE,
     NAME_PATTERN,
     Bytes,
@@ -18,7 +16,9 @@ from kvtier_operator.fields import (
     Text,
     TextList,
 )
-from kvtier_operator.units import DURATION_PATTERN
+from kvtier_operator.api.schema.limits import FIRST_PORT, LAST_PORT, MIN_SEGMENT_BYTES
+from kvtier_operator.api.schema.pod import POD
+from kvtier_operator.api.units import DURATION_PATTERN
 
 ENDPOINT_PATTERN = r"([A-Za-z0-9]([-A-Za-z0-9.]{0,251}[A-Za-z0-9])?|\[[0-9a-fA-F:]{2,39}\]):[0-9]{1,5}"
 

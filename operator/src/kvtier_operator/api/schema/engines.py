@@ -5,9 +5,7 @@ from __future__ import annotations
 from kvtier_worker.contract import WorkerSettings
 
 from kvtier_operator.api.choices import RoleType
-from kvtier_operator.api.schema.limits import FIRST_PORT, LAST_PORT, MAX_ROLES, TAKEN_ROLE_NAMES
-from kvtier_operator.api.schema.pod import POD
-from kvtier_operator.fields import (
+from kvtier_operator.api.fields import (
     NAME_ADVICE,
     NAME_PATTERN,
     Boolean,
@@ -22,7 +20,9 @@ from kvtier_operator.fields import (
     Settings,
     Text,
 )
-from kvtier_operator.units import duration_text
+from kvtier_operator.api.schema.limits import FIRST_PORT, LAST_PORT, MAX_ROLES, TAKEN_ROLE_NAMES
+from kvtier_operator.api.schema.pod import POD
+from kvtier_operator.api.units import duration_text
 
 _FLAGS = WorkerSettings()
 _TAKEN = "[" + ", ".join(f"'{name}'" for name in TAKEN_ROLE_NAMES) + "]"

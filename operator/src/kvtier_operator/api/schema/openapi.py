@@ -8,8 +8,8 @@ from typing import Any
 
 from kvtier_worker.contract import Flag
 
-from kvtier_operator.engine_settings import FREE
-from kvtier_operator.fields import (
+from kvtier_operator.api.engine_settings import FREE
+from kvtier_operator.api.fields import (
     Amounts,
     Boolean,
     Bytes,
@@ -28,7 +28,7 @@ from kvtier_operator.fields import (
     TextList,
     TextMap,
 )
-from kvtier_operator.units import (
+from kvtier_operator.api.units import (
     AMOUNT_PATTERN,
     BYTES_ADVICE,
     BYTES_PATTERN,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtier_operator.fields import (
+from kvtier_operator.api.fields import (
     NAME_ADVICE,
     NAME_PATTERN,
     OBJECT_NAME_ADVICE,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from kvtier_operator.api.choices import DeletionPolicy, Monitoring, PullPolicy, RolloutPolicy
-from kvtier_operator.api.pods import DEFAULT_ETCD_IMAGE, DEFAULT_IMAGE
-from kvtier_operator.fields import (
+from kvtier_operator.api.fields import (
     OBJECT_NAME_ADVICE,
     OBJECT_NAME_PATTERN,
     Boolean,
@@ -15,6 +14,7 @@ from kvtier_operator.fields import (
     Text,
     TextMap,
 )
+from kvtier_operator.api.pods import DEFAULT_ETCD_IMAGE, DEFAULT_IMAGE
 
 _IMAGE_PATTERN = r"\S+"
 _IMAGE_ADVICE = "write an image without spaces, as in registry.example.org/kvtier-worker:0.1.0"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kvtier_operator.api.fields import Rule
 from kvtier_operator.api.schema.limits import FIRST_NODE_PORT, LAST_NODE_PORT, MAX_SET_NAME, REVISION_LENGTH
-from kvtier_operator.fields import Rule
 
 _HAS_ETCD = "has(self.coordination) && has(self.coordination.etcd)"
 _HAD_ETCD = "has(oldSelf.coordination) && has(oldSelf.coordination.etcd)"

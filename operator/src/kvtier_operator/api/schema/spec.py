@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from kvtier_operator.api.choices import Dialect, NamespacePolicy, Protocol
+from kvtier_operator.api.fields import Boolean, Choice, Integer, Object, Rule, Text
 from kvtier_operator.api.records import PACKAGED_MODEL_URI
 from kvtier_operator.api.schema import rules
 from kvtier_operator.api.schema.components import COORDINATION, MASTER, ROUTER, STORE
 from kvtier_operator.api.schema.engines import ROLES
 from kvtier_operator.api.schema.limits import FIRST_PORT, LAST_PORT
 from kvtier_operator.api.schema.policies import DELETION, IMAGES, OBSERVABILITY, ROLLOUT, SECURITY
-from kvtier_operator.fields import Boolean, Choice, Integer, Object, Rule, Text
 
 CLUSTER_ID_PATTERN = "([A-Za-z0-9]([-A-Za-z0-9._]{0,126}[A-Za-z0-9])?)?"
 URI_FIX = (

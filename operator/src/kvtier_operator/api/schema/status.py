@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from kvtier_operator.api.fields import Integer, Object, ObjectList, Text, TextList
 from kvtier_operator.api.schema.limits import MAX_ROLES
-from kvtier_operator.fields import Integer, Object, ObjectList, Text, TextList
 
 _COUNT_MAX = 2**31 - 1
 _LONG = 32_768

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from kvtier_operator.units import parse_amount
+from kvtier_operator.api.units import parse_amount
 
 _BINARY = ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki")
 _DECIMAL = ("E", "P", "T", "G", "M", "k")

@@ -1,0 +1,1 @@
+"""`kvtier operator`: keeps KVCacheClusters of a Kubernetes API as their specs say."""

@@ -1,0 +1,1 @@
+"""`kvtier up` and `kvtier status`: a KVCacheCluster as processes of one machine."""
