@@ -57,6 +57,8 @@ def run_folder(folder: str) -> FolderResult:
     print(f"\n=== tests/{folder}", flush=True)
     started = time.monotonic()
     command = [sys.executable, "-m", "pytest", f"tests/{folder}", "-q", "--no-header", f"--junitxml={report}"]
+    if folder in INNER_LOOP:
+        command += ["--numprocesses=auto", "--maxprocesses=4"]  # pure code: nothing is shared but the processors
     exit_code = subprocess.run(command, cwd=ROOT, check=False).returncode
     result = FolderResult(folder, exit_code, time.monotonic() - started)
     if report.exists():
