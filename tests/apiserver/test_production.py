@@ -196,7 +196,7 @@ def answering_masters(seen: Seen, nodes: HollowNodes, namespace: str) -> Iterato
 
 def wanted_children() -> set[str]:
     """What a dry run says that the example needs."""
-    command = [sys.executable, "-m", "kvtier_operator.operator_main", "--dry-run", str(EXAMPLE)]
+    command = [sys.executable, "-m", "kvtier_operator.controller.main", "--dry-run", str(EXAMPLE)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True, env={"PATH": ""}).stdout
     return {f"{found['kind']}/{found['metadata']['name']}" for found in yaml.safe_load_all(printed)}
 
