@@ -43,7 +43,14 @@ from kvtier_worker.engine.worker_runtime import RuntimeOptions, WorkerRuntime
 from kvtier_worker.engine.worker_start import WorkerStart, decode_start
 from kvtier_worker.errors import ConfigError
 from kvtier_worker.log import configure_logging, event
-from kvtier_worker.machine.memory import PageMemory, Span, allocate_pages, physical_memory_bytes, populate
+from kvtier_worker.machine.memory import (
+    PageMemory,
+    Span,
+    allocate_pages,
+    physical_memory_bytes,
+    populate,
+    return_free_pages,
+)
 from kvtier_worker.model.config import ModelConfig
 from kvtier_worker.model.factory import (
     build_runner,
@@ -68,6 +75,7 @@ _KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
 _KERNELS_KEPT = "128"
 _WARM_UP_TOKENS = 32
+_MANY_TOKENS = 256
 
 
 def main() -> int:
@@ -129,7 +137,10 @@ def _serve(start: WorkerStart, link: ZmqWorkerLink) -> int:
     runner = build_runner(decoder, layout, cache.tensor(BlockType.KV))
     _warm_up(runner, settings.block_size)
     runtime = WorkerRuntime(
-        RuntimeOptions(rank, _fatality(settings), _resident_bytes), link=link, model=runner, transfer=transfer
+        RuntimeOptions(rank, _fatality(settings), _resident_bytes, tidy=_return_memory),
+        link=link,
+        model=runner,
+        transfer=transfer,
     )
     link.send(_ready(rank, config, layout, sizes))
     if device.type == "cpu":
@@ -254,6 +265,12 @@ def _fatality(settings: WorkerSettings) -> Callable[[Exception], bool]:
 
 def _resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
+
+
+def _return_memory(num_tokens: int) -> None:
+    """Activations of a long prompt leave holes in the heap that only grow: give their pages back."""
+    if num_tokens >= _MANY_TOKENS:
+        return_free_pages()
 
 
 def _ready(rank: int, config: ModelConfig, layout: DomainLayout, sizes: Sizes) -> WorkerReady:

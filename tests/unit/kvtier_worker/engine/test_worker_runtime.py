@@ -98,14 +98,19 @@ class Running:
         self.link = QueueLink()
         self.cache = BytesDeviceCache(tiny_layout(SIZE), NUM_BLOCKS)
         runtime = WorkerRuntime(
-            RuntimeOptions(0, lambda _: fatal, lambda: 123, num_prefetch_threads=2),
+            RuntimeOptions(0, lambda _: fatal, lambda: 123, num_prefetch_threads=2, tidy=self._tidy),
             link=self.link,
             model=model(self.cache, SIZE),
             transfer=tiny_transfer(self.cache, store),
         )
         self.result: list[str] = []
+        self.tidied: queue.Queue[tuple[int, bool]] = queue.Queue()
+        """Tokens, and whether the answer had been sent by then."""
         self._thread = threading.Thread(target=lambda: self.result.append(runtime.run()))
         self._thread.start()
+
+    def _tidy(self, num_tokens: int) -> None:
+        self.tidied.put((num_tokens, any(isinstance(message, ForwardDone) for message in self.link.sent)))
 
     def join(self) -> str:
         self._thread.join(10)
@@ -161,6 +166,12 @@ def test_a_prompt_gives_the_same_token_cold_from_host_and_from_store(worker: Run
     link.ask(restore(4, (8, 9), (9, 10)), Forward(4, True, [step(PROMPT[8:], 8, [9, 10, 11])]))
     assert link.answer(RestoreRegistered).error == ""
     assert token(link.answer(ForwardDone)) == cold
+
+
+def test_a_forward_is_answered_before_anybody_tidies_up_after_it(worker: Running) -> None:
+    worker.link.ask(Forward(1, False, [step(PROMPT, 0, [1, 2, 3]), step(PROMPT[:4], 0, [4], "s")]))
+    assert worker.tidied.get(timeout=10) == (len(PROMPT) + 4, True)
+    worker.link.answer(ForwardDone)
 
 
 def test_a_writeback_copies_what_the_forward_sent_before_it_wrote(worker: Running) -> None:

@@ -18,7 +18,7 @@ from kvtier_worker.errors import StoreUnavailable
 from kvtier_worker.machine.facts import collect
 from kvtier_worker.machine.findings import Facts, Finding, Level, judge
 from kvtier_worker.machine.libraries import install_line, missing_libraries
-from kvtier_worker.machine.memory import Span, allocate_pages, physical_memory_bytes, populate
+from kvtier_worker.machine.memory import Span, allocate_pages, physical_memory_bytes, populate, return_free_pages
 from kvtier_worker.machine.ports import answers, hold_port, is_unspecified, port_holder
 from kvtier_worker.machine.ranges import MemoryRanges
 from kvtier_worker.machine.rdma import RdmaPort
@@ -209,6 +209,16 @@ def test_populating_makes_pages_resident_and_changes_no_byte() -> None:
     assert memory[nbytes - 1] == 0
     assert resident_bytes() - before > nbytes * 0.9
     del view
+
+
+def test_pages_of_the_heap_that_nobody_uses_are_given_back() -> None:
+    blocks = [b"x" * 50_000 for _ in range(1000)]
+    pin = b"y" * 50_000
+    before = resident_bytes()
+    del blocks
+    return_free_pages()
+    assert before - resident_bytes() > 40 << 20
+    assert pin[-1:] == b"y"
 
 
 def resident_bytes() -> int:

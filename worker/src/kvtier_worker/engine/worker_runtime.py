@@ -78,12 +78,14 @@ class RuntimeOptions:
             reading of the next.
         is_fatal: whether an exception of the model means that nothing will work any more.
         resident_bytes: memory of this process.
+        tidy: called by the compute thread after each answered forward, with its number of tokens.
     """
 
     rank: int
     is_fatal: Callable[[Exception], bool]
     resident_bytes: Callable[[], int]
     num_prefetch_threads: int = 4
+    tidy: Callable[[int], None] = lambda _num_tokens: None
 
 
 _ComputeWork = RegisterRestore | Forward | Writeback | StatsRequest
@@ -159,6 +161,7 @@ class WorkerRuntime:
         match work:
             case Forward():
                 self._link.send(self._forward(work))
+                self._options.tidy(sum(len(sequence.token_ids) for sequence in work.sequences))
             case RegisterRestore():
                 self._link.send(self._register(work))
             case Writeback():
