@@ -118,6 +118,31 @@ def test_ctrl_c_while_its_modules_load_is_no_traceback(tmp_path: Path) -> None:
     assert (run.returncode, run.stdout, run.stderr) == (130, "", "")
 
 
+def test_ctrl_c_while_the_model_is_prepared_leaves_nothing_half_made(
+    manifest: Callable[..., Path], tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    argv = (Path(sys.executable).with_name("kvtier"), "up", manifest("local.yaml"), f"--state-dir={tmp_path / 'state'}")
+    with subprocess.Popen(
+        argv,
+        env={**os.environ, "KVTIER_CACHE": str(cache)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as up:
+        assert up.stdout
+        assert "preparing" in up.stdout.readline()
+        deadline = time.monotonic() + 60
+        while not (cache.exists() and any(cache.iterdir())):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.killpg(up.pid, signal.SIGINT)  # as a terminal does
+        rest, _ = up.communicate(timeout=60)
+    assert (up.returncode, rest) == (0, "stopped while the model was being prepared\n")
+    assert list(cache.iterdir()) == []
+
+
 def test_when_it_is_killed_itself_nothing_is_left(manifest: Callable[..., Path], tmp_path: Path) -> None:
     with kvtier_up(manifest("local.yaml"), tmp_path) as up:
         up.wait_for("is ready\n")

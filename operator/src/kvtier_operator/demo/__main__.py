@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,9 +18,9 @@ from kvtier_operator.demo.phases import MAX_TOKENS, Walk
 from kvtier_operator.demo.prompt import harbour_log
 from kvtier_operator.demo.report import Phase, faults, report, speed_remark, table
 from kvtier_operator.errors import Interrupted, MachineError, OperatorError, ProcessFailed, SpecError
-from kvtier_operator.local.console import StopRequest
+from kvtier_operator.local.console import StopRequest, heed_signals, say
 from kvtier_operator.local.supervisor import LocalCluster
-from kvtier_operator.local.up import API_KEY_VARIABLE, EXIT_FAILED, EXIT_UNFIT, curl_line, explain_failure, prepare, say
+from kvtier_operator.local.up import API_KEY_VARIABLE, EXIT_FAILED, EXIT_UNFIT, curl_line, explain_failure, prepare
 from kvtier_operator.manifest import load
 from kvtier_operator.resources.engine import engine_name
 from kvtier_operator.resources.processes import LOOPBACK
@@ -33,8 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo."""
     options = _parser().parse_args(argv)
     stop_request = StopRequest()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda _number, _frame: stop_request.ask())
+    heed_signals(stop_request)
     try:
         cluster = load(options.manifest)
         local = prepare(cluster, options.manifest, options.report.parent, say, stop_request)

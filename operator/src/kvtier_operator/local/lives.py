@@ -86,6 +86,7 @@ class Life:
         now = time.monotonic()
         ready_s = now - self._ready_at if self._ready_at is not None else 0.0
         self.kill()
+        self._ready_at = None
         self.failures = failures_in_a_row(self.failures, ready_s)
         delay_s = restart_delay(self.failures, self._restart_delays_s)
         if delay_s is None:
@@ -95,7 +96,11 @@ class Life:
         return delay_s
 
     def restart(self) -> None:
-        """Start it again."""
+        """Start it again.
+
+        Raises:
+            OSError: the machine has no room for another process.
+        """
         self.restarts += 1
         self._launch()
 

@@ -79,14 +79,24 @@ def _waiting_for_http(probe: HttpProbe) -> str:
     return str(facts.get("reason") or f"waiting for {probe.url} to say that it is ready")
 
 
-def busy_ports(processes: Sequence[ProcessSpec]) -> list[str]:
-    """One sentence for every port of the processes that somebody else holds."""
+def busy_ports(processes: Sequence[ProcessSpec], owners: Mapping[int, str]) -> list[str]:
+    """One sentence for every port of the processes that somebody else holds.
+
+    Args:
+        processes: that want their ports.
+        owners: who has a port, whether it listens there at this moment or not: a master that stands by does not.
+    """
     return [
-        f"port {port} ({process.name}, {purpose}) is in use: stop what holds it, or move {_where(purpose)}"
+        f"port {port} ({process.name}, {purpose}) is in use{_by(owners.get(port))}: "
+        f"stop what holds it, or move {_where(purpose)}"
         for process in processes
         for port, purpose in process.ports.items()
-        if not port_is_free(port)
+        if port in owners or not port_is_free(port)
     ]
+
+
+def _by(owner: str | None) -> str:
+    return f" by {owner}" if owner else ""
 
 
 def _where(purpose: str) -> str:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from kvtier_operator.local import child
 from kvtier_operator.resources.processes import ProcessSpec
@@ -23,10 +24,13 @@ class RunningProcess:
     Args:
         spec: what to run.
         log_path: gets everything that it writes, after what stands there.
+
+    Raises:
+        OSError: the machine has no room for another process.
     """
 
     def __init__(self, spec: ProcessSpec, log_path: Path) -> None:
-        with log_path.open("ab") as log:
+        with _open_log(log_path) as log:
             self._process = subprocess.Popen(
                 (sys.executable, "-I", "-S", child.__file__, str(os.getpid()), *spec.argv),
                 env=os.environ | spec.env,
@@ -64,3 +68,12 @@ class RunningProcess:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
+
+
+def _open_log(path: Path) -> BinaryIO:
+    """The file, in its folder again if somebody removed that; without a log a process runs all the same."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("ab")
+    except OSError:
+        return Path(os.devnull).open("ab")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,29 @@ class StateFile:
     def __init__(self, folder: Path, cluster: str) -> None:
         self._path = folder / STATE_FILE
         self._cluster = cluster
+        self._claim = -1
+
+    def claim(self) -> None:
+        """Keep the folder to this process until `remove`, so that of two that start at one moment one is refused.
+
+        Raises:
+            MachineError: another process has it.
+            OSError: there can be no such folder.
+        """
+        if self._claim >= 0:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        claim = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(claim)
+            problem = f"another `kvtier up` has {self._path.parent}: stop that one, or choose another --state-dir"
+            raise MachineError([problem]) from error
+        except OSError:
+            os.close(claim)  # a file system without locks: the state file alone has to tell
+        else:
+            self._claim = claim
 
     def holder(self) -> int:
         """Pid of another `kvtier up` that runs a cluster in this folder; 0 = none."""
@@ -58,8 +83,21 @@ class StateFile:
             return 0  # damaged: nobody can rely on it
         return state.pid if state and state.runs and state.pid != os.getpid() else 0
 
+    def neighbours(self) -> Iterator[ClusterState]:
+        """Other clusters that run, of those that keep their state beside this one."""
+        for path in self._path.parent.parent.glob(f"*/{STATE_FILE}"):
+            with suppress(MachineError):
+                state = read_state(path) if path != self._path else None
+                if state and state.runs:
+                    yield state
+
     def write(self, processes: Sequence[ProcessState]) -> None:
-        """Replace the file as a whole: readers see the old one or the new one."""
+        """Replace the file as a whole: readers see the old one or the new one. The folder may have been removed.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         state = ClusterState(self._cluster, os.getpid(), _born(os.getpid()), tuple(processes))
         draft = self._path.with_suffix(".new")
         draft.write_text(json.dumps(dataclasses.asdict(state), indent=1) + "\n", encoding="utf-8")
@@ -67,7 +105,11 @@ class StateFile:
 
     def remove(self) -> None:
         """Nothing runs any more."""
-        self._path.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+        if self._claim >= 0:
+            os.close(self._claim)
+            self._claim = -1
 
 
 def read_state(path: Path) -> ClusterState | None:
@@ -86,7 +128,7 @@ def read_state(path: Path) -> ClusterState | None:
         )
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         problem = f"{path} cannot be read ({error!r}); stop its `kvtier up`, then remove it"
         raise MachineError([problem]) from error
 

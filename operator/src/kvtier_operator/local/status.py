@@ -8,16 +8,17 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from kvtier_operator.errors import MachineError, SpecError
+from kvtier_operator.local.console import say
 from kvtier_operator.local.probes import get
 from kvtier_operator.local.report import (
     ClusterReport,
@@ -41,21 +42,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         names = [_name(options.target)] if options.target else sorted(_names(options.state_dir))
-        states = [state for name in names if (state := read_state(options.state_dir / name / STATE_FILE))]
-    except (MachineError, SpecError) as error:
-        sys.stderr.write(f"kvtier status: {error}\n")
+    except SpecError as error:
+        say(f"kvtier status: {error}", sys.stderr)
         return EXIT_USAGE
+    states, problems = _read(options.state_dir, names)
+    for problem in problems:
+        say(f"kvtier status: {problem}", sys.stderr)
     reports = [report_of(state) for state in states if state.runs]
+    if not reports and problems:
+        return EXIT_USAGE
     if not reports:
-        sys.stderr.write(f"kvtier status: {_why_nothing(options.target, options.state_dir, states)}\n")
+        say(f"kvtier status: {_why_nothing(options.target, options.state_dir, states)}", sys.stderr)
         return EXIT_NOTHING
     if options.json:
         text = json.dumps([dataclasses.asdict(report) for report in reports], indent=2)
     else:
         text = "\n\n".join(map(render, reports))
-    with suppress(BrokenPipeError):
-        sys.stdout.write(text + "\n")
+    say(text)
+    if problems:
+        return EXIT_USAGE
     return EXIT_NOT_READY if any(report.complaints for report in reports) else EXIT_READY
+
+
+def _read(state_dir: Path, names: Sequence[str]) -> tuple[list[ClusterState], list[str]]:
+    """What is known of these clusters, and of which files nothing can be known."""
+    states: list[ClusterState] = []
+    problems: list[str] = []
+    for name in names:
+        try:
+            state = read_state(state_dir / name / STATE_FILE)
+        except MachineError as error:
+            problems += error.problems
+        else:
+            states += [state] if state else []
+    return states, problems
 
 
 def report_of(state: ClusterState) -> ClusterReport:
@@ -129,7 +149,8 @@ def _by_segment(samples: Sequence[Sample], name: str) -> Mapping[str, int]:
 
 def _name(target: str) -> str:
     path = Path(target)
-    return load(path).name if path.suffix in {".yaml", ".yml", ".json"} or path.is_file() else target
+    is_file = os.path.isfile(path)  # noqa: PTH113 - false, too, for what is too long to be one
+    return load(path).name if is_file or path.suffix in {".yaml", ".yml", ".json"} else target
 
 
 def _names(state_dir: Path) -> Iterator[str]:

@@ -56,6 +56,7 @@ class LocalCluster:
         self._stop_request = stop_request or StopRequest()
         self._state_file = state_file
         self._restart_delays_s = restart_delays_s
+        self._is_recorded = True
         self._lives: dict[str, Life] = {}
 
     def __enter__(self) -> Self:
@@ -159,18 +160,29 @@ class LocalCluster:
         return self._log_dir / f"{name}.log"
 
     def log_tail(self, name: str, lines: int = LOG_TAIL_LINES) -> tuple[str, ...]:
-        """The last lines that a process wrote."""
-        with self.log_path(name).open(encoding="utf-8", errors="replace") as log:
-            return tuple(line.rstrip("\n") for line in deque(log, maxlen=lines))
+        """The last lines that a process wrote; none if somebody removed its log."""
+        try:
+            with self.log_path(name).open(encoding="utf-8", errors="replace") as log:
+                return tuple(line.rstrip("\n") for line in deque(log, maxlen=lines))
+        except OSError:
+            return ()
 
     def _prepare(self) -> None:
-        problems = busy_ports(tuple(self._specs.values()))
         if self._state_file and (pid := self._state_file.holder()):
-            problems.append(f"the cluster runs already, by pid {pid}: stop that one, or choose another --state-dir")
-        if problems:
+            problem = f"the cluster runs already, by pid {pid}: stop that one, or choose another --state-dir"
+            raise MachineError([problem])
+        owners = {
+            port: f"cluster {one.cluster} (pid {one.pid})"
+            for one in (self._state_file.neighbours() if self._state_file else ())
+            for process in one.processes
+            for port in process.ports
+        }
+        if problems := busy_ports(tuple(self._specs.values()), owners):
             raise MachineError(problems)
         try:
             self._log_dir.mkdir(parents=True, exist_ok=True)
+            if self._state_file:
+                self._state_file.claim()
             for spec in self._specs.values():
                 self.log_path(spec.name).unlink(missing_ok=True)
                 if spec.data_dir:
@@ -181,7 +193,10 @@ class LocalCluster:
             raise MachineError([f"no folder at {folder}: {error.strerror}; choose --state-dir"]) from error
 
     def _launch(self, name: str) -> None:
-        self._lives[name] = Life(self._specs[name], self.log_path(name), self._say, self._restart_delays_s)
+        try:
+            self._lives[name] = Life(self._specs[name], self.log_path(name), self._say, self._restart_delays_s)
+        except OSError as error:
+            raise ProcessFailed(name, f"cannot be started: {error.strerror}", ()) from error
         self._record()
 
     def _wait_ready(self, names: Sequence[str]) -> None:
@@ -206,12 +221,19 @@ class LocalCluster:
 
     def _keep_alive(self, name: str, life: Life) -> None:
         if life.is_due:
-            life.restart()
-            self._record()
+            self._restart(name, life)
         elif ending := life.ending():
             self._plan_restart(name, life, ending)
         elif life.is_starting and not life.becomes_ready() and (late := life.lateness()):
             self._plan_restart(name, life, late)
+
+    def _restart(self, name: str, life: Life) -> None:
+        try:
+            life.restart()
+        except OSError as error:
+            self._plan_restart(name, life, f"cannot be started: {error.strerror}")
+        else:
+            self._record()
 
     def _plan_restart(self, name: str, life: Life, reason: str) -> None:
         delay_s = life.fail()
@@ -222,8 +244,15 @@ class LocalCluster:
         self._say(f"{name}: {reason}; starting it again{when} (log: {self.log_path(name)})")
 
     def _record(self) -> None:
-        if self._state_file:
+        if not self._state_file:
+            return
+        try:
             self._state_file.write([self._state_of(spec) for spec in self._specs.values()])
+            self._is_recorded = True
+        except OSError as error:
+            if self._is_recorded:
+                self._say(f"{error.filename} cannot be written ({error.strerror}): `kvtier status` shows what was")
+            self._is_recorded = False
 
     def _state_of(self, spec: ProcessSpec) -> ProcessState:
         probes = (probe.url for probe in spec.probes if isinstance(probe, HttpProbe))

@@ -13,12 +13,11 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from kvtier_operator.api import KVCacheCluster
 from kvtier_operator.errors import Interrupted, MachineError, ProcessFailed, SpecError
-from kvtier_operator.local.console import Say, StopRequest
+from kvtier_operator.local.console import Say, StopRequest, heed_signals, say
 from kvtier_operator.local.limits import refusals, without_effect
 from kvtier_operator.local.model_source import model_dir, planned_model_dir
 from kvtier_operator.local.process_plan import plan_processes
@@ -38,10 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     manifest = Path(options.file)
     stop_request = StopRequest()
-    previous = {
-        number: signal.signal(number, lambda _number, _frame: stop_request.ask())
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
+    previous = heed_signals(stop_request)
     try:
         cluster = load(manifest)
         if fields := without_effect(cluster):
@@ -85,25 +81,20 @@ def prepare(
     Raises:
         SpecError: the port range is too small.
         MachineError: programs or the model are missing, or only Kubernetes can run this.
+        Interrupted: asked to stop meanwhile.
     """
     _check_possible(cluster)
     programs = find_programs(etcd=cluster.coordination.managed is not None)
     plan_processes(cluster, cluster.model.uri, programs)  # a bad manifest is refused before a model is converted
-    model = model_dir(cluster.model.uri, manifest.parent, progress)
+    model = model_dir(cluster.model.uri, manifest.parent, progress, stop_request)
     folder = _cluster_dir(state_dir, cluster)
     processes = plan_processes(cluster, model, programs, str(folder))
     return LocalCluster(processes, folder / "logs", progress, stop_request, state_file=StateFile(folder, cluster.name))
 
 
-def say(line: str) -> None:
-    """Print a line of progress at once. When nobody reads any more, the cluster still has to be stopped in order."""
-    with suppress(BrokenPipeError):
-        print(line, flush=True)  # noqa: T201 - the command's output
-
-
 def explain_failure(error: ProcessFailed) -> None:
     """Say which process failed, how, and what it wrote last."""
-    _complain(f"{error}; it wrote last:", error.log_tail)
+    _complain(f"{error}; it wrote {'last:' if error.log_tail else 'nothing'}", error.log_tail)
 
 
 def curl_line(cluster: KVCacheCluster, *, with_key: bool) -> str:
@@ -171,7 +162,7 @@ def _print_summary(cluster: KVCacheCluster, local: LocalCluster) -> None:
 
 
 def _complain(headline: str, lines: Sequence[str]) -> None:
-    print("\n  ".join((f"kvtier up: {headline}", *lines)), file=sys.stderr, flush=True)  # noqa: T201
+    say("\n  ".join((f"kvtier up: {headline}", *lines)), sys.stderr)
 
 
 if __name__ == "__main__":

@@ -153,3 +153,19 @@ def test_a_damaged_file_and_a_bad_manifest_are_exit_code_2(tmp_path: Path, capsy
     assert STATE_FILE in capsys.readouterr().err
     assert main([str(tmp_path / "none.yaml")]) == 2
     assert "none.yaml" in capsys.readouterr().err
+
+
+def test_one_damaged_file_hides_no_other_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("broken", "ha"):
+        (tmp_path / name).mkdir()
+    StateFile(tmp_path / "ha", "ha").write([])
+    (tmp_path / "broken" / STATE_FILE).write_text('{"cluster": "a", "pid": Infinity}')
+    assert main([f"--state-dir={tmp_path}"]) == 2
+    told = capsys.readouterr()
+    assert told.out.startswith("ha: kvtier up runs it")
+    assert "broken" in told.err
+
+
+def test_a_name_too_long_for_any_file_is_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["x" * 5000, f"--state-dir={tmp_path}"]) == 2
+    assert "kvtier status: " in capsys.readouterr().err
