@@ -644,6 +644,20 @@ def test_writing_a_key_that_could_not_be_read_replaces_its_object(profile: Fault
     assert worker.prefetch((2, 1)) == b"\1"
 
 
+def test_an_object_that_was_read_whole_again_is_left_alone() -> None:
+    """Another engine has replaced it: removing its object would only hurt whoever reads that now."""
+    backend = MemoryBackend()
+    store = FaultyStore(MemoryStore(backend), FaultProfile(partial_get=1.0))
+    worker = Worker(store)
+    worker.write_back((1, 1, 1))
+    assert worker.prefetch((2, 1)) == b"\0"
+    store.profile = FaultProfile()
+    assert worker.prefetch((2, 1)) == b"\1"
+    before = backend.read(backend.keys()[0])
+    worker.write_back((1, 5, 1))
+    assert backend.read(backend.keys()[0]) == before
+
+
 def test_without_verification_no_object_is_ever_removed() -> None:
     """A reader at the same moment could get other bytes and would not notice."""
     backend = MemoryBackend()

@@ -175,6 +175,9 @@ class StoreObjects:
                 corrupt += 1
                 self._quarantine.add(buffer.key)
                 self._suspects.add(buffer.key)
+        if len(self._suspects):
+            for key in whole:  # another engine replaced it, or the store was only slow: there is nothing to heal
+                self._suspects.release(key)
         hits = [bool(block) and all(buffer.key in whole for buffer in block) for block in blocks]
         num_bytes = sum(buffer.nbytes for block, hit in zip(blocks, hits, strict=True) if hit for buffer in block)
         return PrefetchResult(bytes(hits), num_bytes, faults, corrupt)
