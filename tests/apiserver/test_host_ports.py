@@ -75,8 +75,12 @@ def test_clusters_on_the_host_network_share_a_ledger_that_is_made_again_when_it_
     assert not [pair for pair in combinations(blocks, 2) if pair[0].meets(pair[1])]
     wait_for("sets of both", lambda: len(running.kubectl("get", "sts", "-n", namespace, "-o", "name").split()) >= 2)
     running.kubectl("apply", "-n", namespace, "-f", "-", stdin=on_host("three", 8101))
-    taken = wait_for("the conflict is told", lambda: condition(running, namespace, "three", "PortsAllocated"))
-    assert (taken["status"], taken["reason"]) == ("False", "PortTaken")
+    wait_for(
+        "the conflict is told",
+        lambda: condition(running, namespace, "three", "PortsAllocated").get("reason") == "PortTaken",
+    )
+    taken = condition(running, namespace, "three", "PortsAllocated")
+    assert taken["status"] == "False"
     assert f"{namespace}.one." in taken["message"]
     running.kubectl("delete", "kvc", "three", "-n", namespace, "--wait=true")
     running.kubectl("delete", "configmap", HOST_LEDGER, "-n", OPERATOR_NAMESPACE)

@@ -62,14 +62,18 @@ def settle(control_plane: ControlPlane, intents: list[Manifest]) -> dict[str, st
     deadline = time.monotonic() + PATIENCE_S
     before: dict[str, str] = {}
     while True:
-        seen = {
-            f"{one['kind']}/{one['metadata']['name']}": live(control_plane, one)["metadata"]["resourceVersion"]
-            for one in intents
-        }
-        if seen == before or time.monotonic() > deadline:
+        found = {f"{one['kind']}/{one['metadata']['name']}": live(control_plane, one) for one in intents}
+        seen = {name: one["metadata"]["resourceVersion"] for name, one in found.items()}
+        if (seen == before and all(map(is_observed, found.values()))) or time.monotonic() > deadline:
             return seen
         before = seen
-        time.sleep(0.5)
+        time.sleep(1)
+
+
+def is_observed(item: dict[str, Any]) -> bool:
+    """Whether the controller that follows objects of its kind, if there is one, has seen it as it is."""
+    followed = item["kind"] in {"StatefulSet", "Deployment", "PodDisruptionBudget"}
+    return not followed or item.get("status", {}).get("observedGeneration") == item["metadata"]["generation"]
 
 
 @pytest.mark.parametrize("name", CLUSTERS)

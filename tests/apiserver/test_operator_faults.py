@@ -360,10 +360,13 @@ def test_every_example_settles_and_then_rests(installed: ControlPlane) -> None:
                 with installed.namespace("example") as namespace:
                     key = await make(api, namespace, manifest)
                     process = Process(api, namespace)
-                    await process.settle(key)
-                    await asyncio.sleep(0.5)  # until pods are made and wait for nodes
-                    await process.settle(key)
-                    writes = process.api.writes
+                    writes = -1
+                    for _ in range(KEEP_PASSES):  # until pods are made and wait for nodes
+                        await process.settle(key)
+                        if process.api.writes == writes:
+                            break
+                        writes = process.api.writes
+                        await asyncio.sleep(1)
                     await process.settle(key)
                     assert process.api.writes == writes, path.name
 

@@ -104,12 +104,19 @@ class Door:
         try:
             wait_for("the webhook answers", lambda: self.used or self.error)
             assert self.error is None
-            time.sleep(0.5)  # the API server hears of a configuration a moment later
+            wait_for("the API server asks it", self._is_asked)
             yield self
         finally:
             loop.call_soon_threadsafe(task.cancel)
             thread.join()
             loop.close()
+
+    def _is_asked(self) -> bool:
+        """The API server hears of a configuration a moment later."""
+        wrong = small_cluster("asked")
+        wrong["spec"]["roles"][0]["settings"] = {"blocksize": 64}
+        dry = ("create", "-n", "default", "--dry-run=server", "-f", "-")
+        return "blocksize" in refusal(self.installed, *dry, stdin=yaml.safe_dump(wrong))
 
     def _serve(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
         try:
@@ -123,7 +130,7 @@ class Door:
         options = WebhookOptions(self.port, "127.0.0.1", OPERATOR_NAMESPACE, f"https://127.0.0.1:{self.port}")
         async with client(self.installed) as api:
             keeper = CertificateKeeper(api, OPERATOR_NAMESPACE, options.hosts, options.whole_url)
-            door = NoticedWebhook(options, lambda: self.others, keeper, look_s=0.1, spread_s=1.0, shown=self.used)
+            door = NoticedWebhook(options, lambda: self.others, keeper, look_s=0.1, spread_s=3.0, shown=self.used)
             await door.run()
 
 
@@ -236,7 +243,10 @@ def test_a_door_that_was_closed_in_order_is_gone_and_one_that_broke_keeps_everyb
     manifest = yaml.safe_dump(small_cluster("patient"))
     with Door(installed).open():
         saved = installed.kubectl("get", *CONFIGURATION, "-o", "json")
-    assert not refusal(installed, "apply", "-n", namespace, "--dry-run=server", "-f", "-", stdin=manifest)
+    wait_for(
+        "a door that was closed in order is forgotten",
+        lambda: not refusal(installed, "apply", "-n", namespace, "--dry-run=server", "-f", "-", stdin=manifest),
+    )
     kept = yaml.safe_load(saved)
     kept["metadata"] = {"name": CONFIGURATION_NAME}
     installed.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(kept))

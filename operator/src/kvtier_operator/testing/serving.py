@@ -15,8 +15,8 @@ _POLL_S = 0.02
 
 SERVE = """
 import signal, socket, sys, time
+print("serving", flush=True)  # before anybody can find it ready
 listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
-print("serving", flush=True)
 signal.pause()
 """
 """Python that listens on its port until it is told to stop."""

@@ -8,7 +8,8 @@ import time
 from .conftest import byte_tokenizer
 
 
-def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+def longest_standstill() -> float:
+    """How long this thread stood still at most while another one encoded, as a share of the time that took."""
     tokenizer = byte_tokenizer()
     began = time.perf_counter()
     encoding = threading.Thread(target=tokenizer.encode, args=("the quick brown fox " * 50_000,))
@@ -17,5 +18,9 @@ def test_other_threads_run_while_a_long_text_is_encoded() -> None:
     while encoding.is_alive():
         now = time.perf_counter()
         longest, last = max(longest, now - last), now
-    took = time.perf_counter() - began
-    assert longest < took / 2, f"this thread stood still for {longest:.3f} s of {took:.3f} s"
+    return longest / (time.perf_counter() - began)
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    """Of several times: a busy machine may hold this thread up, the encoder would do so each time."""
+    assert any(longest_standstill() < 0.5 for _ in range(5))
