@@ -212,7 +212,7 @@ def test_a_restart_gives_a_new_process_and_keeps_the_log(tmp_path: Path) -> None
         cluster.restart("first")
         assert cluster.pid("first") not in {before, None}
         assert cluster.log_tail("first") == ("serving", "serving")
-        cluster.kill_process("first")
+        cluster.stop_process("first")
         assert cluster.pid("first") is None
         cluster.check()
         cluster.start_process("first")

@@ -14,8 +14,10 @@ from dataclasses import fields
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from kvtier_operator import errors as operator_errors
 from kvtier_worker import errors
 from kvtier_worker.contract import WorkerSettings
 
@@ -154,19 +156,23 @@ def test_every_flag_is_documented_with_a_sentence() -> None:
     assert short == []
 
 
-@pytest.mark.parametrize("page", ["flags", "metrics"])
+@pytest.mark.parametrize("page", ["crd", "flags", "metrics"])
 def test_rendered_pages_are_current(page: str) -> None:
     command = [sys.executable, f"scripts/render_{page}.py", "--check"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 
 
-def test_the_error_tree_names_every_error() -> None:
+@pytest.mark.parametrize("module", [errors, operator_errors], ids=lambda module: module.__name__)
+def test_the_error_tree_names_every_error(module: ModuleType) -> None:
     defined = {
-        name for name, value in vars(errors).items() if isinstance(value, type) and value.__module__ == errors.__name__
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == module.__name__
     }
-    assert errors.__doc__ is not None
-    assert {name for name in defined if not re.search(rf"\b{name}\b", errors.__doc__)} == set()
+    assert defined
+    assert module.__doc__ is not None
+    assert {name for name in defined if not re.search(rf"\b{name}\b", module.__doc__)} == set()
 
 
 @pytest.mark.parametrize("document", documents(), ids=lambda path: str(path.relative_to(ROOT)))

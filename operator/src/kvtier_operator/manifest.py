@@ -1,4 +1,4 @@
-"""Reads a KVCacheCluster from a YAML file and finds the programs it needs on this machine. IO; called by `local`."""
+"""Reads a KVCacheCluster from a YAML file, and finds programs on this machine. IO; called by both runtimes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that a pass decides, put together: plan, builders, status. Pure; called by `controller`.
+"""Everything that a pass decides, put together: plan, builders, status. Pure; called by the loop of passes.
 
 KVCacheCluster + Observed ──plan──▶ actions
                               └──▶ Progress ──status──▶ the object's status

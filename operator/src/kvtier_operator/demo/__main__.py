@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvtier_operator.api import KVCacheCluster
+from kvtier_operator.api.schema.pod import API_KEY_VARIABLE
 from kvtier_operator.demo.client import EngineHttp
 from kvtier_operator.demo.phases import MAX_TOKENS, Walk
 from kvtier_operator.demo.prompt import harbour_log
@@ -20,8 +21,9 @@ from kvtier_operator.demo.report import Phase, faults, report, speed_remark, tab
 from kvtier_operator.errors import Interrupted, MachineError, OperatorError, ProcessFailed, SpecError
 from kvtier_operator.local.console import StopRequest, heed_signals, say
 from kvtier_operator.local.supervisor import LocalCluster
-from kvtier_operator.local.up import API_KEY_VARIABLE, EXIT_FAILED, EXIT_UNFIT, curl_line, explain_failure, prepare
+from kvtier_operator.local.up import EXIT_FAILED, EXIT_UNFIT, curl_line, explain_failure, prepare
 from kvtier_operator.manifest import load
+from kvtier_operator.planning.revision import effective_model_id
 from kvtier_operator.resources.engine import engine_name
 from kvtier_operator.resources.processes import LOOPBACK
 
@@ -62,7 +64,8 @@ def _parser() -> argparse.ArgumentParser:
 def _run(cluster: KVCacheCluster, local: LocalCluster, report_path: Path, *, keep: bool) -> int:
     role = cluster.roles[0]
     engine = engine_name(role.name, 0)
-    http = EngineHttp(f"http://{LOOPBACK}:{role.port}", cluster.model.id, os.environ.get(API_KEY_VARIABLE, ""))
+    url, key = f"http://{LOOPBACK}:{role.port}", os.environ.get(API_KEY_VARIABLE, "")
+    http = EngineHttp(url, effective_model_id(cluster.model), key)
     stores = tuple(reversed([name for name in local.names if name != engine]))
     with local:
         walk = Walk(local, engine=engine, stores=stores, http=http, prompt=harbour_log(), say=say)

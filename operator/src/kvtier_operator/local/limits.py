@@ -1,4 +1,4 @@
-"""What of a manifest cannot exist on one machine without Kubernetes. Pure; used by `local`."""
+"""What of a manifest cannot exist on one machine without Kubernetes. Pure; used by `up`."""
 
 from __future__ import annotations
 

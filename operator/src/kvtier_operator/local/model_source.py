@@ -1,4 +1,4 @@
-"""Turns `model.source.uri` into a folder on this machine; a packaged model is converted once. IO; called by `local`."""
+"""Turns `model.source.uri` into a folder on this machine; a packaged model is converted once. IO; called by `up`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts, watches, restarts and stops the processes of a cluster on this machine. IO; used by `local`, demo and tests.
+"""Starts, watches, restarts and stops the processes of a cluster on this machine. IO; used by `up`, demo and tests.
 
 A Ctrl-C at the terminal reaches only us, and we stop the processes in order; if we are killed ourselves the kernel ends
 them (see `child`). One thread owns a `LocalCluster`; it must live as long as the cluster does, because the kernel ties
@@ -123,11 +123,6 @@ class LocalCluster:
         if life := self._lives.pop(name, None):
             life.stop(self._stop_request)
             self._record()
-
-    def kill_process(self, name: str) -> None:
-        """SIGKILL the process and its group, as a crash does, and forget it."""
-        self._lives.pop(name).kill()
-        self._record()
 
     def restart(self, name: str) -> None:
         """Stop one process, start it again with the same command and wait until it is ready."""

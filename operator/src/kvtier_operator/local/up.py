@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvtier_operator.api import KVCacheCluster
+from kvtier_operator.api.schema.pod import API_KEY_VARIABLE
 from kvtier_operator.errors import Interrupted, MachineError, ProcessFailed, SpecError
 from kvtier_operator.local.console import Say, StopRequest, heed_signals, say
 from kvtier_operator.local.limits import refusals, without_effect
@@ -27,8 +28,6 @@ from kvtier_operator.manifest import find_programs, load
 from kvtier_operator.planning.revision import effective_model_id
 from kvtier_operator.resources.processes import LOOPBACK, ProcessSpec, Programs
 
-API_KEY_VARIABLE = "KVTIER_API_KEY"
-"""Read by the engines, which inherit our environment."""
 EXIT_STOPPED, EXIT_FAILED, EXIT_UNFIT = 0, 1, 2
 
 

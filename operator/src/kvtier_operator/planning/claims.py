@@ -1,4 +1,4 @@
-"""Which ports are taken, and where the next gap is. Mutable, made for one call of `ledger` and dropped after it."""
+"""Which ports are taken, and where the next gap is. Mutable, made for one call of `allocation` and dropped after it."""
 
 from __future__ import annotations
 

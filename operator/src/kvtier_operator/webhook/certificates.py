@@ -40,11 +40,10 @@ class Wish(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CertificatePlan:
-    """What to do now, why, and when to look again (seconds; 0 = at once)."""
+    """What to do now, and why."""
 
     wish: Wish
     why: str
-    look_again_s: float = 0.0
 
 
 def plan_certificates(existing: Certificates | None, hosts: Iterable[str], now: float) -> CertificatePlan:
@@ -68,7 +67,7 @@ def plan_certificates(existing: Certificates | None, hosts: Iterable[str], now: 
         return CertificatePlan(Wish.MAKE, "they are not valid yet")
     if now >= renew_at:
         return CertificatePlan(Wish.MAKE, "two thirds of their life are over")
-    return CertificatePlan(Wish.KEEP, "valid", renew_at - now)
+    return CertificatePlan(Wish.KEEP, "valid")
 
 
 def trusted(bundle: str, authority: str, now: float) -> str:

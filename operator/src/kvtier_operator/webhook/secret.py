@@ -62,7 +62,13 @@ def secret_of(namespace: str, certificates: Certificates, version: str = "") -> 
         meta["resourceVersion"] = version
     texts = {key: getattr(certificates, name) for name, key in _FIELDS.items()}
     data = {key: base64.b64encode(text.encode()).decode() for key, text in texts.items()}
-    return {"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls", "metadata": meta, "data": data}
+    return {
+        "apiVersion": SECRET_KIND.api,
+        "kind": SECRET_KIND.name,
+        "type": "kubernetes.io/tls",
+        "metadata": meta,
+        "data": data,
+    }
 
 
 def trusted_by(configuration: Manifest) -> str:
