@@ -12,9 +12,9 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from kvtier_operator.api import API_VERSION, KIND
+from kvtier_operator.api.units import timestamp
 from kvtier_operator.cluster import Cluster
 from kvtier_operator.controller.index import ClusterKey
 from kvtier_operator.errors import ApiError
@@ -27,7 +27,7 @@ from kvtier_operator.planning.actions import Emit
 REPEAT_AFTER_S = 300.0
 KEPT_S = 3600.0
 """For how long API servers keep events."""
-LASTING = frozenset({"ApplyRefused", "PortRangeExhausted", "WaitingForCapacity"})
+LASTING = frozenset({"ApplyRefused", "PortRangeExhausted", "PortTaken", "WaitingForCapacity"})
 """Reasons that tell of a state and not of something that happened."""
 _LONGEST_MESSAGE = 1024
 
@@ -80,7 +80,7 @@ class Events:
         return True
 
     def _manifest(self, key: ClusterKey, uid: str, emit: Emit, name: str) -> Manifest:
-        time_of_day = datetime.fromtimestamp(self.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        time_of_day = timestamp(self.wall())
         return {
             "apiVersion": EVENT_KIND.api,
             "kind": EVENT_KIND.name,

@@ -117,7 +117,8 @@ def _actions(observed: Observed, decisions: _Decisions) -> tuple[Action, ...]:
     actions += engines.events
     actions += waiting_events(observed)
     if rendering.allocation.refused and not was_false(observed, "PortsAllocated"):
-        actions.append(Emit("PortRangeExhausted", _refusal(rendering.allocation), warning=True))
+        reason = "PortTaken" if rendering.allocation.taken else "PortRangeExhausted"
+        actions.append(Emit(reason, _refusal(rendering.allocation), warning=True))
     return tuple(actions)
 
 

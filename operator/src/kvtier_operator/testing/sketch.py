@@ -72,7 +72,7 @@ def _children(
     if cluster.router is not None:
         chosen = selector(cluster, Component.ROUTER)
         name = names.router_deployment(cluster.name)
-        yield Stage.ROUTER, manifest(cluster, "Deployment", name, _workload(layout.router, chosen, {}), own=chosen)
+        yield Stage.ENGINES, manifest(cluster, "Deployment", name, _workload(layout.router, chosen, {}), own=chosen)
 
 
 def _group(
@@ -104,7 +104,7 @@ def sketch_status(cluster: KVCacheCluster, observed: Observed, progress: Progres
         "MasterLeaderElected": leader is not None,
         "RolloutHalted": bool(progress.rollout.halted),
         "DrainBlocked": bool(progress.blocked_drains),
-        "PortsAllocated": not progress.exhausted,
+        "PortsAllocated": not (progress.exhausted or progress.taken_ports),
     }
     before = {item["type"]: item for item in observed.status.get("conditions", ())}
     now = datetime.fromtimestamp(observed.now, UTC).isoformat()

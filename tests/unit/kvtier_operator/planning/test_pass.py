@@ -9,7 +9,9 @@ from kvtier_operator.api import DeletionPolicy, Drain, Images, KVCacheCluster, P
 from kvtier_operator.observed import Component, DrainPhase, ObjectRef, Observed
 from kvtier_operator.planning.actions import Apply, Emit, Plan, SaveLedger, SetFinalizer, StartDrain
 from kvtier_operator.planning.layout import Stage
+from kvtier_operator.planning.ledger import BlockKey, Entry, Ledger
 from kvtier_operator.planning.plan import Builders, plan
+from kvtier_operator.planning.ports import PortBlock
 from kvtier_operator.planning.progress import Progress
 from kvtier_operator.testing.completeness import unfinished
 from kvtier_operator.testing.folding import Fold
@@ -84,6 +86,18 @@ def test_a_range_too_small_is_told_before_any_pod() -> None:
     assert [action.reason for action in made.actions if isinstance(action, Emit)] == ["PortRangeExhausted"]
     assert progress.exhausted
     assert progress.missing_ports > 0
+
+
+def test_a_port_that_another_cluster_has_is_told_with_its_holder() -> None:
+    described = sample_cluster()
+    world = World(replace(described, transport=replace(described.transport, host_network=True)))
+    world.ledger = Ledger({BlockKey("other.kv.uid", "api/engine", "", -1): Entry(PortBlock(9000, 9001))})
+    made, progress = pass_over(world)
+    told = [action for action in made.actions if isinstance(action, Emit)]
+    assert [one.reason for one in told] == ["PortTaken"]
+    assert "which api/engine//-1 of other.kv.uid has" in told[0].message
+    assert progress.taken_ports
+    assert applied(made) == []
 
 
 def test_what_runs_is_kept_right_when_more_does_not_fit() -> None:
