@@ -209,6 +209,14 @@ def test_the_router_hashes_as_the_engines_do() -> None:
     assert given["tokenizer_path"] == "/models/models/qwen3-32b"
 
 
+def test_the_routers_image_is_its_own_else_that_of_the_engines() -> None:
+    described = cluster("split")
+    router = container(built(described)["Deployment", "split-router"])
+    assert router["image"] == "registry.example/xllm-service:1.0"
+    bare = replace(described, images=replace(described.images, router=""))
+    assert container(built(bare)["Deployment", "split-router"])["image"] == "registry.example/xllm:1.0"
+
+
 def test_who_listens_at_a_name_waits_until_it_is_its_own() -> None:
     objects = built(cluster())
     engine = engine_set(objects)["metadata"]["name"]

@@ -76,7 +76,7 @@ def _pod(places: Places, router: Router, ports: dict[str, int]) -> Pod:
     ]
     container = Container(
         name="router",
-        image=cluster.images.router or cluster.images.default,
+        image=cluster.images.router or cluster.images.engine or cluster.images.default,
         pull_policy=cluster.images.pull_policy,
         command={"command": ["xllm_master_serving"], "args": flags},
         ports=ports,
