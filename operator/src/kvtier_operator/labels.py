@@ -30,6 +30,9 @@ MASTER_ROLE: Final = f"{GROUP}/master-role"
 LEADER: Final = "leader"
 """Value of `MASTER_ROLE`."""
 
+POD_INDEX: Final = "apps.kubernetes.io/pod-index"
+"""Ordinal of a StatefulSet's pod; Kubernetes sets it."""
+
 APPLIED_HASH: Final = f"{GROUP}/applied-hash"
 PORT_BLOCK: Final = f"{GROUP}/port-block"
 DRAIN_JOB: Final = f"{GROUP}/drain-job"

@@ -8,13 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
+from kvtier_operator.labels import APPLIED_HASH
 from kvtier_operator.planning.ledger import BlockKey, Ledger
 from kvtier_operator.planning.ports import PortBlock
 
 Manifest = dict[str, Any]
 """A Kubernetes object as it would stand in YAML."""
+
+WORKLOAD_KINDS: Final = frozenset({"StatefulSet", "Deployment"})
+"""Kinds of children that make pods."""
 
 
 class Component(StrEnum):
@@ -62,6 +66,22 @@ class ObservedObject:
     deleting: bool = False
 
 
+def observed_object(ref: ObjectRef, live: Manifest) -> ObservedObject:
+    """A live object as plans see it."""
+    meta = live["metadata"]
+    owners = [item["uid"] for item in meta.get("ownerReferences") or () if item.get("controller")]
+    return ObservedObject(
+        ref=ref,
+        uid=meta["uid"],
+        owner_uid=owners[0] if owners else "",
+        applied_hash=(meta.get("annotations") or {}).get(APPLIED_HASH, ""),
+        live=live,
+        replicas=(live.get("spec") or {}).get("replicas") or 0,
+        labels=meta.get("labels") or {},
+        deleting=bool(meta.get("deletionTimestamp")),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ObservedPod:
     """One pod of the cluster.
@@ -91,9 +111,7 @@ class ObservedPod:
     waiting: str = ""
     waiting_s: float = 0.0
     ip: str = ""
-    node: str = ""
     leader: bool = False
-    restarts: int = 0
 
 
 class MasterRole(StrEnum):

@@ -6,7 +6,7 @@ door was open is found all the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -41,6 +41,15 @@ def violations(cluster: KVCacheCluster) -> tuple[Violation, ...]:
     return tuple(found)
 
 
+def on_host_network(document: Mapping[str, Any]) -> bool:
+    """True when a manifest, valid or not, says that its pods use their nodes' addresses."""
+    match document:
+        case {"spec": {"transport": {"hostNetwork": True}}}:
+            return True
+        case _:
+            return False
+
+
 def _segment(path: str, pool: StorePool) -> Iterator[Violation]:
     limit = _memory_limit(pool.pod)
     if limit is not None and limit <= pool.segment_bytes:
@@ -49,11 +58,8 @@ def _segment(path: str, pool: StorePool) -> Iterator[Violation]:
 
 
 def _host_tier(path: str, role: Role) -> Iterator[Violation]:
-    limit, tiers = _memory_limit(role.pod), role.tiers
-    if tiers.host_blocks_factor <= 1:
-        return
-    host_bytes = int(tiers.device_bytes * tiers.host_blocks_factor) * role.tensor
-    if limit is not None and limit <= host_bytes:
+    limit, host_bytes = _memory_limit(role.pod), role.tiers.host_bytes * role.tensor
+    if host_bytes and limit is not None and limit <= host_bytes:
         fix = f"the host tier alone takes {host_bytes} bytes (device size x blocksFactor x ranks); write more"
         yield Violation(f"{path}.pod.resources.limits.memory", _stated_limit(role.pod), fix)
 

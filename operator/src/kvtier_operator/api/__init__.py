@@ -13,9 +13,11 @@ from kvtier_operator.api.choices import (
     RoleType,
     RolloutPolicy,
     StoreKind,
+    Truth,
 )
 from kvtier_operator.api.parsing import parse
 from kvtier_operator.api.pods import Images, PodOptions
+from kvtier_operator.api.policies import NetworkPolicies, Observability, Rollout
 from kvtier_operator.api.records import (
     API_VERSION,
     GROUP,
@@ -30,11 +32,8 @@ from kvtier_operator.api.records import (
     Master,
     Metadata,
     Model,
-    NetworkPolicies,
-    Observability,
     PortRange,
     Role,
-    Rollout,
     Router,
     StorePool,
     Tiers,
@@ -78,5 +77,6 @@ __all__ = [
     "StorePool",
     "Tiers",
     "Transport",
+    "Truth",
     "parse",
 ]

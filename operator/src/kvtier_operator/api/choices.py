@@ -96,6 +96,14 @@ class DeletionPolicy(StrEnum):
     """A finalizer holds the object until router, engines, stores and masters have stopped in this order."""
 
 
+class Truth(StrEnum):
+    """Whether a condition of the status holds."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
 class Monitoring(StrEnum):
     """Whether objects of the Prometheus operator are made."""
 

@@ -15,15 +15,14 @@ from kvtier_operator.api.choices import (
     DrainMode,
     DrainTimeout,
     Durability,
-    Monitoring,
     NamespacePolicy,
     Protocol,
     RoleType,
-    RolloutPolicy,
     StoreKind,
 )
 from kvtier_operator.api.engine_settings import Setting
 from kvtier_operator.api.pods import Images, PodOptions
+from kvtier_operator.api.policies import NetworkPolicies, Observability, Rollout
 
 GROUP = "kvtier.dev"
 VERSION = "v1alpha1"
@@ -49,6 +48,11 @@ class ManagedEtcd:
     storage_bytes: int = 0
     storage_class: str = ""
     pod: PodOptions = field(default_factory=PodOptions)
+
+    @property
+    def quorum(self) -> int:
+        """Members that can decide: a majority of those that there should be, however many there are."""
+        return self.replicas // 2 + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +173,11 @@ class Tiers:
     prefetch_batch: int
     prefetch_timeout_ms: int
 
+    @property
+    def host_bytes(self) -> int:
+        """Of the host tier per rank, as far as the device tier's size is stated; 0 = none, or not known."""
+        return int(self.device_bytes * self.host_blocks_factor) if self.host_blocks_factor > 1 else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Role:
@@ -198,44 +207,6 @@ class Router:
     replicas: int = 1
     port: int = 8888
     pod: PodOptions = field(default_factory=PodOptions)
-
-
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """How a new revision of the engines replaces the old one.
-
-    Attributes:
-        max_surge: units that may exist beyond the wanted number meanwhile; 0 = replace in place.
-    """
-
-    policy: RolloutPolicy = RolloutPolicy.AUTOMATIC
-    max_surge: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkPolicies:
-    """Who may reach the pods.
-
-    Attributes:
-        enabled: only the cluster's own components reach master, storage nodes and etcd; everybody reaches the APIs.
-        allow_from: namespaces, by label, whose pods may scrape metrics too; empty = all.
-    """
-
-    enabled: bool = True
-    allow_from: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Observability:
-    """Objects of the Prometheus operator.
-
-    Attributes:
-        labels: added to them, since a Prometheus selects its monitors by label.
-    """
-
-    service_monitor: Monitoring = Monitoring.AUTO
-    alerts: Monitoring = Monitoring.AUTO
-    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +252,26 @@ class KVCacheCluster:
     def uses_store(self) -> bool:
         """True when some role has the store tier on, so that a master and storage nodes are needed."""
         return any(role.tiers.store_enabled for role in self.roles)
+
+    @property
+    def etcd_replicas(self) -> int:
+        """Members of the managed etcd; 0 when there is none, or nothing for it to do."""
+        managed = self.coordination.managed
+        return managed.replicas if managed is not None and self.uses_store else 0
+
+    @property
+    def master_replicas(self) -> int:
+        """Masters; 0 when there is nothing for them to do."""
+        return self.master.replicas if self.uses_store else 0
+
+    @property
+    def router_replicas(self) -> int:
+        """Routers; 0 when there is none."""
+        return self.router.replicas if self.router is not None else 0
+
+    def api_width(self, role: Role) -> int:
+        """HTTP ports of one engine, from ``role.port`` on: xLLM is a process a rank, and each has one."""
+        return role.tensor if self.dialect is Dialect.XLLM else 1
 
     @property
     def effective_cluster_id(self) -> str:

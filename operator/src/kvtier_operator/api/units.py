@@ -1,4 +1,4 @@
-"""Bytes, durations and decimals as Kubernetes APIs write them. Pure; called by `fields` and `reading`.
+"""Bytes, durations, decimals and times as Kubernetes APIs write them. Pure.
 
 The patterns stand in the custom resource definition too: they hold for Python's ``re`` and for RE2.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Any
 
@@ -59,6 +60,19 @@ def duration_text(milliseconds: int) -> str:
         if milliseconds % size == 0 and (milliseconds or unit == "s"):
             return f"{milliseconds // size}{unit}"
     return f"{milliseconds}ms"
+
+
+def timestamp(seconds: float) -> str:
+    """RFC 3339, in whole seconds, of a time in seconds since the epoch."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def seconds_of(time: str) -> float:
+    """Seconds since the epoch of an RFC 3339 time; 0 for anything else, since people edit annotations."""
+    try:
+        return datetime.fromisoformat(time).timestamp()
+    except ValueError:
+        return 0.0
 
 
 def _amount(value: Any, pattern: str) -> Fraction | None:

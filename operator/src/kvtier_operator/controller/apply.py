@@ -1,4 +1,4 @@
-"""Carries out the actions of a plan against the Kubernetes API and the masters. IO; called by `controller`.
+"""Carries out the actions of a plan against the Kubernetes API and the masters. IO; called by `loop`.
 
 Each action is idempotent and states its precondition, so that a plan can be cut off between any two of them and the
 next pass plans again. The first that fails ends the pass. What the server answers goes into the index at once.
@@ -12,22 +12,22 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from kvtier_operator.api import KVCacheCluster
+from kvtier_operator.api.units import timestamp
 from kvtier_operator.cluster import Cluster
 from kvtier_operator.controller.events import Events
 from kvtier_operator.controller.index import ClusterKey, Index, Record, record_of
 from kvtier_operator.controller.leadership import Fence
 from kvtier_operator.controller.masters import AdminAddress, DrainUnsupported, MasterAdmin, MasterSilent, MastersView
 from kvtier_operator.controller.metrics import OperatorMetrics
-from kvtier_operator.controller.observe import NO_DRAIN_JOBS, ledger_place, observed_object
+from kvtier_operator.controller.observe import NO_DRAIN_JOBS, ledger_place
 from kvtier_operator.errors import ApiConflict, ApiNotFound, ForeignObject
 from kvtier_operator.kinds import CLUSTER_KIND, CONFIG_MAP_KIND, KINDS, POD_KIND, Kind
 from kvtier_operator.labels import APPLIED_HASH, DRAIN_JOB, DRAIN_SINCE, FINALIZER, MANAGED_BY, NAME, PART_OF
 from kvtier_operator.log import event
-from kvtier_operator.observed import Manifest, ObjectRef
+from kvtier_operator.observed import Manifest, ObjectRef, observed_object
 from kvtier_operator.planning.actions import (
     Action,
     Apply,
@@ -42,7 +42,7 @@ from kvtier_operator.planning.actions import (
     StartDrain,
 )
 from kvtier_operator.planning.ledger_data import ledger_data
-from kvtier_operator.resources.objects.manifests import child_labels
+from kvtier_operator.resources.objects.manifests import child_labels, owner_reference
 
 _LOG = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ class Executor:
             "labels": _ledger_labels(scene.cluster, shared=shared),
         }
         if not shared:
-            meta["ownerReferences"] = [_owner_of(scene.cluster)]
+            meta["ownerReferences"] = [owner_reference(scene.cluster)]
         manifest: Manifest = {
             "apiVersion": CONFIG_MAP_KIND.api,
             "kind": CONFIG_MAP_KIND.name,
@@ -193,8 +193,8 @@ class Executor:
             job = await self.admin.start_drain(_leader(scene), segment)
         except DrainUnsupported:
             job = NO_DRAIN_JOBS
-        since = datetime.fromtimestamp(scene.now, UTC).isoformat(timespec="seconds")
-        await self._patch_pod(scene, action.pod, action.uid, {"annotations": {DRAIN_JOB: job, DRAIN_SINCE: since}})
+        remembered = {DRAIN_JOB: job, DRAIN_SINCE: timestamp(scene.now)}
+        await self._patch_pod(scene, action.pod, action.uid, {"annotations": remembered})
         self._say("drain started", scene, ObjectRef(POD_KIND.name, action.pod), segment, job=job)
 
     async def _cancel_drain(self, action: CancelDrain, scene: Scene) -> None:
@@ -268,14 +268,3 @@ def _leader(scene: Scene) -> AdminAddress:
 def _ledger_labels(cluster: KVCacheCluster, *, shared: bool) -> dict[str, str]:
     own = child_labels(cluster)
     return {name: own[name] for name in (NAME, PART_OF, MANAGED_BY)} if shared else own
-
-
-def _owner_of(cluster: KVCacheCluster) -> dict[str, Any]:
-    return {
-        "apiVersion": CLUSTER_KIND.api,
-        "kind": CLUSTER_KIND.name,
-        "name": cluster.name,
-        "uid": cluster.metadata.uid,
-        "controller": True,
-        "blockOwnerDeletion": False,
-    }

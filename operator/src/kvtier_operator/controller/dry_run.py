@@ -7,7 +7,7 @@ import yaml
 from kvtier_operator.api import KVCacheCluster
 from kvtier_operator.errors import SpecError, Violation
 from kvtier_operator.kinds import OPTIONAL_KINDS
-from kvtier_operator.planning.layout import EngineSet, Layout
+from kvtier_operator.planning.layout import Layout, whole_layout
 from kvtier_operator.planning.ledger import Ledger
 from kvtier_operator.planning.revision import Revision, revision_of
 from kvtier_operator.planning.wants import LANES, allocate_blocks
@@ -17,15 +17,7 @@ from kvtier_operator.spec_rules import violations
 
 def settled_layout(cluster: KVCacheCluster) -> Layout:
     """All pods that the manifest asks for, engines in their first lane."""
-    managed = cluster.coordination.managed
-    revision = Revision(revision_of(cluster), LANES[0])
-    return Layout(
-        etcd=managed.replicas if managed is not None and cluster.uses_store else 0,
-        masters=cluster.master.replicas if cluster.uses_store else 0,
-        pools={pool.name: pool.replicas for pool in cluster.pools},
-        engines=tuple(EngineSet(role.name, revision, role.replicas) for role in cluster.roles),
-        router=0 if cluster.router is None else cluster.router.replicas,
-    )
+    return whole_layout(cluster, Revision(revision_of(cluster), LANES[0]))
 
 
 def render(cluster: KVCacheCluster) -> str:

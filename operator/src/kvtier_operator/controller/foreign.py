@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 
 from kvtier_operator.cluster import Cluster
 from kvtier_operator.controller.index import ClusterKey
-from kvtier_operator.controller.observe import observed_object
 from kvtier_operator.kinds import KINDS
-from kvtier_operator.observed import Manifest, ObjectRef, ObservedObject
+from kvtier_operator.observed import Manifest, ObjectRef, ObservedObject, observed_object
 
 LOOK_AGAIN_S = 10.0
 

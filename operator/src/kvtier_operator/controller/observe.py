@@ -12,7 +12,7 @@ from kvtier_operator.api import KIND, KVCacheCluster
 from kvtier_operator.controller.index import ClusterKey, Index, Record
 from kvtier_operator.controller.masters import AdminAddress, DrainProgress, MastersView, Targets
 from kvtier_operator.controller.neighbours import blocks_of_all, gone_owners
-from kvtier_operator.labels import APPLIED_HASH, PORT_BLOCK
+from kvtier_operator.labels import PORT_BLOCK
 from kvtier_operator.names import HOST_LEDGER, ledger_config, master_set
 from kvtier_operator.observed import (
     Component,
@@ -23,6 +23,7 @@ from kvtier_operator.observed import (
     Observed,
     ObservedObject,
     ObservedPod,
+    observed_object,
 )
 from kvtier_operator.planning.ledger import Ledger
 from kvtier_operator.planning.ledger_data import read_ledger, read_slots
@@ -80,27 +81,11 @@ def observe(cluster: KVCacheCluster, index: Index, operator_namespace: str, arou
         segments=frozenset(around.view.segments),
         drains={drain.pod: drain for drain in _drains(records, around)},
         ledger=ledger,
-        stated=blocks_of_all(index, observed_object) if shared and not ledger.resource_version else {},
-        gone=gone_owners(index, ledger, observed_object) if shared else frozenset(),
+        stated=blocks_of_all(index) if shared and not ledger.resource_version else {},
+        gone=gone_owners(index, ledger) if shared else frozenset(),
         optional_kinds=around.optional_kinds,
         status={} if live is None else live.live().get("status") or {},
         now=around.now,
-    )
-
-
-def observed_object(ref: ObjectRef, live: Manifest) -> ObservedObject:
-    """A live object as plans see it."""
-    meta = live["metadata"]
-    owners = [item["uid"] for item in meta.get("ownerReferences") or () if item.get("controller")]
-    return ObservedObject(
-        ref=ref,
-        uid=meta["uid"],
-        owner_uid=owners[0] if owners else "",
-        applied_hash=(meta.get("annotations") or {}).get(APPLIED_HASH, ""),
-        live=live,
-        replicas=(live.get("spec") or {}).get("replicas") or 0,
-        labels=meta.get("labels") or {},
-        deleting=bool(meta.get("deletionTimestamp")),
     )
 
 

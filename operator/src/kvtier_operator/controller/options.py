@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from kvtier_operator.api.fields import NAME_PATTERN
+from kvtier_operator.api.schema.limits import LAST_PORT
 from kvtier_operator.errors import MachineError
 
-_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_MAX_PORT = 65535
 _MAX_WORKERS = 64
 
 
@@ -79,10 +79,10 @@ def parse_options(argv: Sequence[str], defaults: Defaults) -> Options:
         raise MachineError([str(error)]) from error
     problems = [f"{word}: unknown; `kvtier operator --help` lists the flags" for word in rest]
     numbers = {
-        "metrics_port": _number(found, "metrics_port", 0, _MAX_PORT, problems),
-        "liveness_port": _number(found, "liveness_port", 0, _MAX_PORT, problems),
+        "metrics_port": _number(found, "metrics_port", 0, LAST_PORT, problems),
+        "liveness_port": _number(found, "liveness_port", 0, LAST_PORT, problems),
         "workers": _number(found, "workers", 1, _MAX_WORKERS, problems),
-        "webhook_port": _number(found, "webhook_port", 0, _MAX_PORT, problems),
+        "webhook_port": _number(found, "webhook_port", 0, LAST_PORT, problems),
     }
     if numbers["metrics_port"] and numbers["metrics_port"] == numbers["liveness_port"]:
         problems.append(
@@ -92,7 +92,7 @@ def parse_options(argv: Sequence[str], defaults: Defaults) -> Options:
         problems += [
             f"--{flag}={name}: is no name of a namespace; use lower case letters, digits and '-'"
             for name in names
-            if not _DNS_LABEL.fullmatch(name)
+            if not re.fullmatch(NAME_PATTERN, name)
         ]
     problems += _webhook_problems(found.webhook_url, numbers)
     if not found.identity:

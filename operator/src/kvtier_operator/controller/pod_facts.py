@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
+from kvtier_operator.api.units import seconds_of
 from kvtier_operator.labels import (
     COMPONENT,
     DRAIN_JOB,
     DRAIN_SINCE,
     LEADER,
     MASTER_ROLE,
+    POD_INDEX,
     POOL,
-    PORT_BLOCK,
     REVISION,
     ROLE,
 )
@@ -33,7 +33,6 @@ _HOPELESS = frozenset(
     }
 )
 """Reasons for which a container waits and that time alone does not mend."""
-_POD_INDEX = "apps.kubernetes.io/pod-index"
 _TEMPLATE_HASHES = ("controller-revision-hash", "pod-template-hash")
 _LONGEST_TEXT = 300
 
@@ -46,7 +45,6 @@ class PodFacts:
         template: hash of the template that it was made from, by its workload's controller.
         owner: name of the workload; of a Deployment's pod, of the ReplicaSet.
         since: when it was made, seconds since the epoch; for how long it waits.
-        port_block: the annotation, empty when absent.
         drain_job: the annotation of a drain that was asked for; empty = none.
         drain_since: seconds since the epoch.
     """
@@ -63,10 +61,7 @@ class PodFacts:
     waiting: str
     since: float
     ip: str
-    node: str
     leader: bool
-    restarts: int
-    port_block: str
     drain_job: str
     drain_since: float
 
@@ -93,9 +88,7 @@ class PodFacts:
             waiting=self.waiting,
             waiting_s=max(0.0, now - self.since) if self.waiting else 0.0,
             ip=self.ip,
-            node=self.node,
             leader=self.leader,
-            restarts=self.restarts,
         )
 
 
@@ -122,23 +115,12 @@ def pod_facts(body: Mapping[str, Any]) -> PodFacts | None:
         deleting=deleting,
         failure="" if ready else _failure(status),
         waiting="" if ready or deleting else _waiting(status, conditions),
-        since=seconds(meta.get("creationTimestamp", "")),
+        since=seconds_of(meta.get("creationTimestamp", "")),
         ip=status.get("podIP", ""),
-        node=(body.get("spec") or {}).get("nodeName", ""),
         leader=labels.get(MASTER_ROLE) == LEADER,
-        restarts=sum(item.get("restartCount", 0) for item in _containers(status)),
-        port_block=annotations.get(PORT_BLOCK, ""),
         drain_job=annotations.get(DRAIN_JOB, ""),
-        drain_since=seconds(annotations.get(DRAIN_SINCE, "")),
+        drain_since=seconds_of(annotations.get(DRAIN_SINCE, "")),
     )
-
-
-def seconds(timestamp: str) -> float:
-    """Seconds since the epoch of an RFC 3339 time; 0 for anything else, since people edit annotations."""
-    try:
-        return datetime.fromisoformat(timestamp).timestamp()
-    except ValueError:
-        return 0.0
 
 
 def _is_true(conditions: Mapping[str, Mapping[str, Any]], name: str) -> bool:
@@ -146,7 +128,7 @@ def _is_true(conditions: Mapping[str, Mapping[str, Any]], name: str) -> bool:
 
 
 def _slot(name: str, labels: Mapping[str, str]) -> int:
-    ordinal = labels.get(_POD_INDEX) or name.rpartition("-")[2]
+    ordinal = labels.get(POD_INDEX) or name.rpartition("-")[2]
     return int(ordinal) if ordinal.isdecimal() else 0
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from kvtier_operator.api import PortRange
 from kvtier_operator.planning.claims import Claims, FirstFit
-from kvtier_operator.planning.ledger import QUARANTINE_S, BlockKey, Entry, Ledger, Overlap, Retired, Want
+from kvtier_operator.planning.ledger import QUARANTINE_S, BlockKey, Entry, Ledger, Retired, Taken, Want
 from kvtier_operator.planning.ports import PortBlock
 
 
@@ -24,15 +24,13 @@ class Allocation:
         exhausted: wants that do not fit.
         missing: how much larger the range would have to be for them.
         taken: wants of certain ports that somebody else holds.
-        retry_in_s: when something is refused, seconds until the next released block is free; 0 = none is.
     """
 
     ledger: Ledger
     blocks: Mapping[BlockKey, PortBlock]
     exhausted: tuple[Want, ...] = ()
     missing: int = 0
-    taken: tuple[Overlap, ...] = ()
-    retry_in_s: float = 0.0
+    taken: tuple[Taken, ...] = ()
 
     @property
     def refused(self) -> bool:
@@ -72,41 +70,28 @@ def allocate(
             search.exhausted,
             max((search.placed[want.key].stop - ports.stop for want in search.exhausted), default=0),
             search.taken,
-            _first_freed_in_s(settled, now),
         )
     renewed = _renew(settled, search.placed, live, now)
     return Allocation(_unless_equal(ledger, renewed), {**blocks, **search.placed})
 
 
-@dataclass(frozen=True, slots=True)
-class Adoption:
-    """What `adopt` made of the blocks that were found; refused ones overlap others and stay out of the ledger."""
-
-    ledger: Ledger
-    refused: tuple[Overlap, ...] = ()
-
-
-def adopt(ledger: Ledger, found: Mapping[BlockKey, PortBlock]) -> Adoption:
+def adopt(ledger: Ledger, found: Mapping[BlockKey, PortBlock]) -> Ledger:
     """Take up blocks that live pods use although the ledger does not know them, as after its loss.
 
-    An owner that the ledger gives another block keeps that one; the found one counts as retired.
+    An owner that the ledger gives another block keeps that one; the found one counts as retired. What meets a block of
+    the ledger is known already, or somebody edited it: it stays out.
     """
     claims = Claims(ledger.claims())
-    entries, retired, refused = dict(ledger.entries), list(ledger.retired), []
+    entries, retired = dict(ledger.entries), list(ledger.retired)
     for key, block in sorted(found.items(), key=lambda item: item[0]):
-        holder = claims.holder(block)
-        if holder == (block, key):
-            continue
-        if holder is not None:
-            refused.append(Overlap(key, block, holder[1], holder[0]))
+        if claims.holder(block) is not None:
             continue
         claims.add(block, key)
         if key in entries:
             retired.append(Retired(key, block))
         else:
             entries[key] = Entry(block)
-    adopted = Ledger(entries, tuple(retired), ledger.resource_version)
-    return Adoption(_unless_equal(ledger, adopted), tuple(refused))
+    return _unless_equal(ledger, Ledger(entries, tuple(retired), ledger.resource_version))
 
 
 def release_absent(ledger: Ledger, present: frozenset[str], now: float) -> Ledger:
@@ -168,7 +153,7 @@ def _serves(block: PortBlock, want: Want, ports: PortRange, live: frozenset[Bloc
 class _Search:
     placed: Mapping[BlockKey, PortBlock]
     exhausted: tuple[Want, ...]
-    taken: tuple[Overlap, ...]
+    taken: tuple[Taken, ...]
 
 
 def _place(wants: Sequence[Want], ledger: Ledger, ports: PortRange) -> _Search:
@@ -183,7 +168,7 @@ def _place(wants: Sequence[Want], ledger: Ledger, ports: PortRange) -> _Search:
             continue
         block = PortBlock(want.at, want.at + want.width)
         if holder := claims.holder(block):
-            taken.append(Overlap(want.key, block, holder[1], holder[0]))
+            taken.append(Taken(want.key, block, holder[1]))
         else:
             claims.add(block, want.key)
             placed[want.key] = block
@@ -204,11 +189,6 @@ def _renew(settled: Ledger, placed: Mapping[BlockKey, PortBlock], live: frozense
             retired.append(Retired(key, former.block, None if key in live else released_at))
         entries[key] = Entry(block)
     return Ledger(entries, tuple(retired), settled.resource_version)
-
-
-def _first_freed_in_s(ledger: Ledger, now: float) -> float:
-    released = [entry.released_at for entry in ledger.entries.values()] + [one.released_at for one in ledger.retired]
-    return min((since + QUARANTINE_S - now for since in released if since is not None), default=0.0)
 
 
 def _unless_equal(ledger: Ledger, changed: Ledger) -> Ledger:

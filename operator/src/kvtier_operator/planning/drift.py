@@ -6,10 +6,11 @@ Comparing whole objects would make every default look like an edit, and the oper
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
+from fractions import Fraction
 from typing import Any
+
+from kvtier_operator.api.units import parse_amount
 
 _MERGED_LISTS: Mapping[str, str] = {
     "containers": "name",
@@ -23,21 +24,14 @@ _MERGED_LISTS: Mapping[str, str] = {
 }
 """Lists that the API server merges item by item, and the field that tells items apart. The others are one value."""
 
-_QUANTITY = re.compile(r"([+-]?\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|Pi|Ei|m|k|M|G|T|P|E)?")
-_SCALES = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18, "m": -3}
 _HOLDERS_OF_QUANTITIES = frozenset({"requests", "limits"})
 _QUANTITIES = frozenset({"sizeLimit", "storage"})
 _SHOWN = 60
 """Characters of a value in a message."""
 
 
-def differs(intent: Any, live: Any) -> bool:
-    """True when a value that we wrote is not in the live object any more."""
-    return bool(first_difference(intent, live))
-
-
 def first_difference(intent: Any, live: Any) -> str:
-    """The first of these values, as ``PATH is LIVE instead of WANTED``; empty = none."""
+    """The first value of ours that is not so any more, as ``PATH is LIVE instead of WANTED``; empty = none."""
     return _compare(intent, live, ())
 
 
@@ -100,14 +94,9 @@ def _equal(intent: Any, live: Any, path: tuple[str, ...]) -> bool:
     return str(intent) == str(live)
 
 
-def _quantity(value: Any) -> Decimal | str:
-    match = _QUANTITY.fullmatch(str(value))
-    if match is None:
-        return str(value)
-    number, suffix = Decimal(match[1]), match[2] or ""
-    if suffix.endswith("i"):
-        return number * Decimal(1024) ** ("KMGTPE".index(suffix[0]) + 1)
-    return number.scaleb(_SCALES[suffix])
+def _quantity(value: Any) -> Fraction | str:
+    amount = parse_amount(value)
+    return str(value) if amount is None else amount
 
 
 def _is_empty(value: Any) -> bool:

@@ -139,7 +139,7 @@ def _roll(cluster: KVCacheCluster, observed: Observed, rollout: _Rollout, hold: 
             approval_wanted=approval,
             halted=halted,
         ),
-        waiting=stopped or (f"engines: revision {own.name} takes over from {busy[-1].name}"),
+        waiting=stopped or f"engines: revision {own.name} takes over from {busy[-1].name}",
     )
 
 

@@ -11,14 +11,13 @@ from itertools import chain
 
 from kvtier_operator import labels
 from kvtier_operator.api import KVCacheCluster
-from kvtier_operator.observed import Component, Observed, ObservedObject, ObservedPod
+from kvtier_operator.observed import WORKLOAD_KINDS, Component, Observed, ObservedObject, ObservedPod
 from kvtier_operator.planning.layout import Layout
 from kvtier_operator.planning.ledger import BlockKey
 from kvtier_operator.planning.ledger_data import read_slots, slots_text
 from kvtier_operator.planning.ports import PortBlock
 from kvtier_operator.planning.wants import ALL_PODS, LANES, api_key, block_key, owner_of
-
-_WORKLOADS = frozenset({"StatefulSet", "Deployment"})
+from kvtier_operator.planning.workloads import group_of, is_ours
 
 
 def annotation_of(
@@ -84,7 +83,7 @@ def stated_blocks(
     existing = list(pods)
     found: dict[BlockKey, PortBlock] = {}
     for workload in workloads:
-        if workload.ref.kind not in _WORKLOADS:
+        if workload.ref.kind not in WORKLOAD_KINDS:
             continue
         component, group, lane = _place_of(workload)
         slots = _slots(workload, existing)
@@ -110,9 +109,7 @@ def _slots(workload: ObservedObject, pods: Iterable[ObservedPod]) -> frozenset[i
 
 def _own(cluster: KVCacheCluster, observed: Observed) -> list[ObservedObject]:
     return [
-        found
-        for found in observed.objects.values()
-        if found.ref.kind in _WORKLOADS and found.owner_uid == cluster.metadata.uid
+        found for found in observed.objects.values() if found.ref.kind in WORKLOAD_KINDS and is_ours(cluster, found)
     ]
 
 
@@ -130,9 +127,7 @@ def _keys(cluster: str, workloads: Iterable[ObservedObject], pods: Iterable[Obse
 
 def _place_of(workload: ObservedObject) -> tuple[Component, str, str]:
     """Component, group and lane of a workload of ours."""
-    component = Component(workload.labels[labels.COMPONENT])
-    group = workload.labels.get(labels.ROLE) or workload.labels.get(labels.POOL) or ""
-    return component, group, workload.labels.get(labels.LANE, "")
+    return Component(workload.labels[labels.COMPONENT]), group_of(workload), workload.labels.get(labels.LANE, "")
 
 
 def _annotation(workload: ObservedObject) -> str:

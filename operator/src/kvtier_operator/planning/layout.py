@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from kvtier_operator.api import KVCacheCluster
 from kvtier_operator.planning.revision import Revision
 
 
@@ -51,3 +52,14 @@ class Layout:
     pools: Mapping[str, int] = field(default_factory=dict)
     engines: tuple[EngineSet, ...] = ()
     router: int = 0
+
+
+def whole_layout(cluster: KVCacheCluster, *revisions: Revision) -> Layout:
+    """All pods that the manifest asks for, engines once in each of these revisions."""
+    return Layout(
+        etcd=cluster.etcd_replicas,
+        masters=cluster.master_replicas,
+        pools={pool.name: pool.replicas for pool in cluster.pools},
+        engines=tuple(EngineSet(role.name, one, role.replicas) for one in revisions for role in cluster.roles),
+        router=cluster.router_replicas,
+    )

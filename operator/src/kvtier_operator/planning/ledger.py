@@ -109,10 +109,9 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True)
-class Overlap:
-    """Ports that one owner has or needs although another one holds them."""
+class Taken:
+    """Ports that one owner needs although another one holds some of them."""
 
     key: BlockKey
     block: PortBlock
     holder: BlockKey
-    held: PortBlock

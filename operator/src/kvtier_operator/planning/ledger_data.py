@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
+from kvtier_operator.api.schema.limits import LAST_PORT
 from kvtier_operator.errors import LedgerError
 from kvtier_operator.planning.ledger import BlockKey, Entry, Ledger, Retired
 from kvtier_operator.planning.ports import PortBlock
 
 FIX = "put the value right, or delete the ConfigMap: it is made again from the workloads that exist"
-_MAX_PORT = 65535
 _END_OF_TIME = 1e12
 _KEY = re.compile(r"((?:api/)?[a-z0-9][-a-z0-9]*)/([AB]?)/(-1|[0-9]{1,5})")
 _SLOT = re.compile(r"(-1|[0-9]{1,5}):([0-9]{1,5})-([0-9]{1,5})")
@@ -128,7 +128,7 @@ def _read_span(span: object) -> Entry | None:
 
 
 def _valid(block: PortBlock) -> bool:
-    return 0 < block.start < block.stop <= _MAX_PORT + 1
+    return 0 < block.start < block.stop <= LAST_PORT + 1
 
 
 def _overlaps(ledger: Ledger) -> Iterator[str]:

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 
 from kvtier_operator import labels, names
 from kvtier_operator.api import KVCacheCluster
-from kvtier_operator.observed import Component, ObjectRef, Observed, ObservedObject
+from kvtier_operator.observed import WORKLOAD_KINDS, Component, ObjectRef, Observed, ObservedObject
 from kvtier_operator.planning.actions import Action, Delete, Scale
 from kvtier_operator.planning.engines import EnginesPlan
 from kvtier_operator.planning.workloads import component_of, group_of, is_ours
-
-_WORKLOADS = frozenset({"StatefulSet", "Deployment"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +52,11 @@ def clear_leftovers(
         if component is Component.ENGINE and (labels.REVISION in found.labels or not engines.rendered):
             continue
         why = _why_it_stays(cluster, observed, found, component, engines)
-        if not settled and found.ref.kind in _WORKLOADS:
+        if not settled and found.ref.kind in WORKLOAD_KINDS:
             why = why or f"{found.ref} goes after the others have changed"
         if why:
             waiting = waiting or why
-        elif found.ref.kind in _WORKLOADS and found.replicas:
+        elif found.ref.kind in WORKLOAD_KINDS and found.replicas:
             actions.append(Scale(found.ref, found.uid, 0, "the spec does not ask for it any more"))
         elif _has_pods(cluster, observed, found, component, wanted):
             waiting = waiting or f"{found.ref} goes when its pods have gone"
@@ -75,7 +73,7 @@ def _why_it_stays(
     engines: EnginesPlan,
 ) -> str:
     """What still depends on a workload that is not wanted; empty = nothing."""
-    if found.ref.kind not in _WORKLOADS or component is None:
+    if found.ref.kind not in WORKLOAD_KINDS or component is None:
         return ""
     if component is Component.STORE and cluster.uses_store:
         return f"{found.ref} is emptied node by node" if found.replicas else ""
@@ -106,6 +104,6 @@ def _has_pods(
     stays = any(
         item.ref in wanted
         for item in observed.objects.values()
-        if item.ref.kind in _WORKLOADS and component_of(item) is component and group_of(item) == group
+        if item.ref.kind in WORKLOAD_KINDS and component_of(item) is component and group_of(item) == group
     )
     return bool(pods) and not stays

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
+from kvtier_operator.api.units import seconds_of
 from kvtier_operator.observed import Observed
 
 
@@ -45,11 +45,8 @@ def seconds_without_leader(observed: Observed) -> float:
     found = _condition(observed, "MasterLeaderElected")
     if found.get("status") != "False":
         return 0.0
-    try:
-        since = datetime.fromisoformat(str(found.get("lastTransitionTime"))).timestamp()
-    except ValueError:
-        return 0.0
-    return max(0.0, observed.now - since)
+    since = seconds_of(str(found.get("lastTransitionTime")))
+    return max(0.0, observed.now - since) if since else 0.0
 
 
 def _condition(observed: Observed, name: str) -> Mapping[str, Any]:

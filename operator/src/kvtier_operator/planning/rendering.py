@@ -50,13 +50,12 @@ def layouts(
     cluster: KVCacheCluster, masters: MastersPlan, stores: StoresPlan, engines: EnginesPlan
 ) -> tuple[Layout, Layout]:
     """Now, and widest."""
-    managed = cluster.coordination.managed
     now = Layout(
-        etcd=managed.replicas if managed is not None and cluster.uses_store else 0,
+        etcd=cluster.etcd_replicas,
         masters=masters.replicas,
         pools=stores.replicas,
         engines=engines.sets,
-        router=cluster.router.replicas if cluster.router is not None else 0,
+        router=cluster.router_replicas,
     )
     if not engines.rendered:
         return now, now
@@ -93,7 +92,7 @@ def claim_ports(cluster: KVCacheCluster, observed: Observed, widest: Layout, eng
     ours = [found for found in observed.objects.values() if is_ours(cluster, found)]
     stated = {**observed.stated, **stated_blocks(owner, ours, observed.pods)}
     present = observed.ledger.clusters - observed.gone
-    ledger = adopt(release_absent(observed.ledger, present, observed.now), stated).ledger
+    ledger = adopt(release_absent(observed.ledger, present, observed.now), stated)
     return allocate_blocks(cluster, widest, ledger, live, observed.now)
 
 

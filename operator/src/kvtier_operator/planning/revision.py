@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvtier_operator.api import KVCacheCluster, Model, NamespacePolicy, Role
+from kvtier_operator.api.schema.limits import REVISION_LENGTH
 
-_REVISION_LENGTH = 8
 _IDENTITY_LENGTH = 6
 
 
@@ -45,7 +45,7 @@ def revision_of(cluster: KVCacheCluster) -> str:
             # The address of the masters: etcd's members, or the only master itself.
             "etcd": [*etcd.external, etcd.managed.replicas if etcd.managed else 0],
         },
-        _REVISION_LENGTH,
+        REVISION_LENGTH,
     )
 
 

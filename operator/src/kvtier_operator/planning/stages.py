@@ -1,4 +1,4 @@
-"""Which stages of a cluster are ready, judged by its pods and masters. Pure; called by `upkeep` and by rollouts.
+"""Which stages of a cluster are ready, judged by its pods and masters. Pure; called by `plan` and status.
 
 A stage gates only what does not exist yet. What exists is kept right whatever happens before it.
 """
@@ -33,9 +33,8 @@ def missing_quorum(cluster: KVCacheCluster, observed: Observed) -> str:
     managed = cluster.coordination.managed
     if managed is None or not cluster.uses_store:
         return ""
-    quorum = managed.replicas // 2 + 1
-    ready = sum(pod.ready for pod in observed.pods_of(Component.ETCD))
-    return "" if ready >= quorum else f"etcd: {ready} of {managed.replicas} members are ready, {quorum} are needed"
+    ready, needed = sum(pod.ready for pod in observed.pods_of(Component.ETCD)), managed.quorum
+    return "" if ready >= needed else f"etcd: {ready} of {managed.replicas} members are ready, {needed} are needed"
 
 
 def _missing_leader(cluster: KVCacheCluster, observed: Observed) -> str:
@@ -63,8 +62,7 @@ def _missing_engines(cluster: KVCacheCluster, observed: Observed) -> str:
 
 
 def _missing_router(cluster: KVCacheCluster, observed: Observed) -> str:
-    if cluster.router is None or not cluster.router.replicas:
+    wanted = cluster.router_replicas
+    if not wanted or any(pod.ready for pod in observed.pods_of(Component.ROUTER)):
         return ""
-    if any(pod.ready for pod in observed.pods_of(Component.ROUTER)):
-        return ""
-    return f"router: none of {cluster.router.replicas} pods is ready"
+    return f"router: none of {wanted} pods is ready"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
-from kvtier_operator.api import Dialect, KVCacheCluster, Role
+from kvtier_operator.api import KVCacheCluster
 from kvtier_operator.observed import Component
 from kvtier_operator.planning.allocation import Allocation, allocate
-from kvtier_operator.planning.layout import EngineSet, Layout
+from kvtier_operator.planning.layout import Layout, whole_layout
 from kvtier_operator.planning.ledger import BlockKey, Ledger, Want, owner
 from kvtier_operator.planning.ports import ETCD_PORTS, MASTER_PORTS, ROUTER_PORTS, STORE_PORTS, engine_ports
 from kvtier_operator.planning.revision import Revision
@@ -48,11 +48,6 @@ def api_key(cluster: str, group: str) -> BlockKey:
     return BlockKey(cluster, f"api/{group}", "", ALL_PODS)
 
 
-def api_width(cluster: KVCacheCluster, role: Role) -> int:
-    """HTTP ports of an engine, from ``role.port`` on: xLLM is a process a rank, and each has one."""
-    return role.tensor if cluster.dialect is Dialect.XLLM else 1
-
-
 def local_key(cluster: str, component: Component, group: str = "", slot: int = 0) -> BlockKey:
     """Owner of the block that a process of `kvtier up` uses: each its own."""
     if component in (Component.STORE, Component.ENGINE):
@@ -78,13 +73,12 @@ def wants_of(cluster: KVCacheCluster, layout: Layout) -> tuple[Want, ...]:
 
 def local_wants(cluster: KVCacheCluster) -> tuple[Want, ...]:
     """Blocks of every process of `kvtier up`, where all of them share one machine."""
-    managed = cluster.coordination.managed
     groups = (
-        (Component.ETCD, "", managed.replicas if managed and cluster.uses_store else 0, ETCD_PORTS),
-        (Component.MASTER, "", cluster.master.replicas if cluster.uses_store else 0, MASTER_PORTS),
+        (Component.ETCD, "", cluster.etcd_replicas, ETCD_PORTS),
+        (Component.MASTER, "", cluster.master_replicas, MASTER_PORTS),
         *((Component.STORE, pool.name, pool.replicas, STORE_PORTS) for pool in cluster.pools),
         *((Component.ENGINE, role.name, role.replicas, engine_ports(role).width) for role in cluster.roles),
-        (Component.ROUTER, "", cluster.router.replicas if cluster.router else 0, ROUTER_PORTS),
+        (Component.ROUTER, "", cluster.router_replicas, ROUTER_PORTS),
     )
     return tuple(
         Want(local_key(owner_of(cluster), component, group, slot), width)
@@ -109,15 +103,7 @@ def allocate_locally(cluster: KVCacheCluster) -> Allocation:
 
 def ports_needed(cluster: KVCacheCluster) -> int:
     """Length of the range that the cluster needs at most: in a rollout, when every engine has a block in both lanes."""
-    managed = cluster.coordination.managed
-    engines = (EngineSet(role.name, Revision("", lane), role.replicas) for lane in LANES for role in cluster.roles)
-    widest = Layout(
-        etcd=managed.replicas if managed and cluster.uses_store else 0,
-        masters=cluster.master.replicas if cluster.uses_store else 0,
-        pools={pool.name: pool.replicas for pool in cluster.pools},
-        engines=tuple(engines),
-        router=cluster.router.replicas if cluster.router else 0,
-    )
+    widest = whole_layout(cluster, *(Revision("", lane) for lane in LANES))
     return sum(want.width for want in wants_of(cluster, widest) if want.at is None)
 
 
@@ -151,6 +137,6 @@ def _api_wants(cluster: KVCacheCluster, layout: Layout) -> Iterator[Want]:
     busy = {engines.role for engines in layout.engines if engines.replicas}
     for role in cluster.roles:
         if role.name in busy:
-            yield Want(api_key(owner_of(cluster), role.name), api_width(cluster, role), at=role.port)
+            yield Want(api_key(owner_of(cluster), role.name), cluster.api_width(role), at=role.port)
     if cluster.router is not None and layout.router:
         yield Want(api_key(owner_of(cluster), str(Component.ROUTER)), 1, at=cluster.router.port)

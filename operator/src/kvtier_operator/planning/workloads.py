@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 from kvtier_operator import labels
 from kvtier_operator.api import KVCacheCluster
-from kvtier_operator.observed import Component, Observed, ObservedObject
-
-_WORKLOADS = frozenset({"StatefulSet", "Deployment"})
+from kvtier_operator.observed import WORKLOAD_KINDS, Component, Observed, ObservedObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ def workloads_of(cluster: KVCacheCluster, observed: Observed, component: Compone
             item, component, group_of(item), item.labels.get(labels.REVISION, ""), item.labels.get(labels.LANE, "")
         )
         for item in observed.objects.values()
-        if item.ref.kind in _WORKLOADS and component_of(item) is component
+        if item.ref.kind in WORKLOAD_KINDS and component_of(item) is component
     ]
     ours = [item for item in found if is_ours(cluster, item.found) and not item.found.deleting]
     return tuple(sorted(ours, key=lambda item: item.found.ref))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvtier_operator.api import Durability
-from kvtier_operator.status.conditions import Judgement, Truth, failed, held, listing, sentences
+from kvtier_operator.api import Durability, Truth
+from kvtier_operator.status.conditions import Judgement, failed, held, listing, sentences
 from kvtier_operator.status.facts import Facts
 from kvtier_operator.status.tally import Tally
 
@@ -49,8 +49,8 @@ def _coordination(facts: Facts) -> Judgement:
     if coordination.managed is not None:
         if facts.quorum:
             return held(name, "Quorum", "" if facts.etcd.complete else facts.etcd.words)
-        need = facts.etcd.desired // 2 + 1
-        return failed(name, "NoQuorum", f"{facts.etcd.words}; {need} are needed; rollouts and scale-in stand still")
+        need = f"{coordination.managed.quorum} are needed; rollouts and scale-in stand still"
+        return failed(name, "NoQuorum", f"{facts.etcd.words}; {need}")
     if coordination.external:
         return held(name, "External", f"masters elect over {listing(coordination.external)}, which others run")
     return held(name, _NOT_NEEDED, "a single master elects nobody")

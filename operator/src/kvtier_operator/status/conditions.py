@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from enum import StrEnum
 from typing import Any
+
+from kvtier_operator.api import Truth
+from kvtier_operator.api.units import timestamp
 
 _LONGEST_MESSAGE = 2000
 _LISTED = 3
-
-
-class Truth(StrEnum):
-    """Whether a condition holds."""
-
-    TRUE = "True"
-    FALSE = "False"
-    UNKNOWN = "Unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +57,6 @@ def written(
     """
     before = {condition.get("type"): condition for condition in old}
     return [_written(judgement, before.get(judgement.name, {}), generation, now) for judgement in judgements]
-
-
-def timestamp(now: float) -> str:
-    """RFC 3339, in whole seconds, as Kubernetes writes it."""
-    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def listing(items: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from kvtier_operator.observed import Component, Observed, ObservedPod
 from kvtier_operator.planning.masters import leading_master
 from kvtier_operator.planning.progress import Progress
 from kvtier_operator.planning.remembered import last_revision
+from kvtier_operator.planning.stages import missing_quorum
 from kvtier_operator.status.tally import (
     Tally,
     etcd_tally,
@@ -51,7 +52,7 @@ class Facts:
     @property
     def quorum(self) -> bool:
         """True when the managed etcd can decide, or there is none."""
-        return self.etcd.ready >= self.etcd.desired // 2 + 1 if self.etcd.desired else True
+        return not missing_quorum(self.cluster, self.observed)
 
     @property
     def rolling(self) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
-from kvtier_operator.status.conditions import Judgement, Truth
+from kvtier_operator.api import Truth
+from kvtier_operator.status.conditions import Judgement
 from kvtier_operator.status.overall import SCALED_TO_ZERO
 
 

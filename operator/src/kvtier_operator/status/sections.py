@@ -7,12 +7,12 @@ from typing import Any
 
 from kvtier_operator import labels
 from kvtier_operator.api import KVCacheCluster, Role
+from kvtier_operator.api.units import timestamp
 from kvtier_operator.observed import Component, MasterRole, Observed
 from kvtier_operator.planning.remembered import last_revision
 from kvtier_operator.planning.revision import effective_model_id
 from kvtier_operator.planning.wants import owner_of
 from kvtier_operator.planning.workloads import is_ours
-from kvtier_operator.status.conditions import timestamp
 from kvtier_operator.status.facts import Facts
 from kvtier_operator.status.tally import Tally, shares
 

@@ -60,13 +60,12 @@ class Tally:
 
 def etcd_tally(cluster: KVCacheCluster, observed: Observed) -> Tally:
     """Members of a managed etcd."""
-    managed = cluster.coordination.managed if cluster.uses_store else None
-    return _tally("etcd", managed.replicas if managed else 0, observed.pods_of(Component.ETCD))
+    return _tally("etcd", cluster.etcd_replicas, observed.pods_of(Component.ETCD))
 
 
 def masters_tally(cluster: KVCacheCluster, observed: Observed) -> Tally:
     """Masters that answer."""
-    return _tally("masters", cluster.master.replicas if cluster.uses_store else 0, observed.pods_of(Component.MASTER))
+    return _tally("masters", cluster.master_replicas, observed.pods_of(Component.MASTER))
 
 
 def store_tallies(cluster: KVCacheCluster, observed: Observed) -> Iterator[Tally]:
@@ -87,8 +86,7 @@ def role_tallies(cluster: KVCacheCluster, observed: Observed) -> Iterator[Tally]
 
 def router_tally(cluster: KVCacheCluster, observed: Observed) -> Tally:
     """Routers."""
-    desired = cluster.router.replicas if cluster.router else 0
-    return _tally("routers", desired, observed.pods_of(Component.ROUTER))
+    return _tally("routers", cluster.router_replicas, observed.pods_of(Component.ROUTER))
 
 
 def shares(tallies: Iterable[Tally]) -> str:

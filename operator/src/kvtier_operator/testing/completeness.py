@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from kvtier_operator import labels, names
 from kvtier_operator.api import KVCacheCluster
-from kvtier_operator.observed import Component, ObjectRef
+from kvtier_operator.observed import WORKLOAD_KINDS, Component, ObjectRef
 from kvtier_operator.testing.world import World
 from kvtier_operator.testing.world_records import template_of
 
@@ -46,7 +46,7 @@ def _workloads(world: World, revision: str) -> Iterator[str]:
         elif (found := world.objects[ref].live["spec"]["replicas"]) != size:
             yield f"{ref} has {found} replicas instead of {size}"
     for ref, item in world.objects.items():
-        if ref.kind in ("StatefulSet", "Deployment") and ref not in wanted and item.live["spec"]["replicas"]:
+        if ref.kind in WORKLOAD_KINDS and ref not in wanted and item.live["spec"]["replicas"]:
             yield f"{ref} still has replicas"
 
 
@@ -54,7 +54,7 @@ def _pods(world: World) -> Iterator[str]:
     slots = {
         f"{ref.name}-{slot}": template_of(item.live)
         for ref, item in world.objects.items()
-        if ref.kind in ("StatefulSet", "Deployment")
+        if ref.kind in WORKLOAD_KINDS
         for slot in range(item.live["spec"]["replicas"])
     }
     for name in slots.keys() ^ world.pods.keys():

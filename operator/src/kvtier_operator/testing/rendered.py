@@ -8,7 +8,7 @@ from typing import Any
 from kvtier_operator.api import KVCacheCluster
 from kvtier_operator.controller.dry_run import settled_layout
 from kvtier_operator.kinds import OPTIONAL_KINDS
-from kvtier_operator.observed import Manifest
+from kvtier_operator.observed import WORKLOAD_KINDS, Manifest
 from kvtier_operator.planning.layout import Layout, Stage
 from kvtier_operator.planning.ledger import BlockKey, Ledger
 from kvtier_operator.planning.ports import PortBlock
@@ -45,7 +45,7 @@ def built(cluster: KVCacheCluster, layout: Layout | None = None, kinds: frozense
 
 def workloads(objects: Objects) -> Iterator[Manifest]:
     """StatefulSets and Deployments."""
-    return (item for (kind, _), item in objects.items() if kind in {"StatefulSet", "Deployment"})
+    return (item for (kind, _), item in objects.items() if kind in WORKLOAD_KINDS)
 
 
 def pod(workload: Manifest) -> dict[str, Any]:

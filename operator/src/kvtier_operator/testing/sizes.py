@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtier_operator import labels
-from kvtier_operator.observed import Component, ObjectRef, Observed
+from kvtier_operator.observed import WORKLOAD_KINDS, Component, ObjectRef, Observed
 from kvtier_operator.planning.actions import Action, Apply, Delete, Scale
 
 
@@ -25,13 +25,12 @@ class Sizes:
 
 def sizes_of(observed: Observed, actions: Sequence[Action]) -> Sizes:
     """What these actions make of the sizes."""
-    kinds = ("StatefulSet", "Deployment")
-    found = {ref: item for ref, item in observed.objects.items() if ref.kind in kinds}
+    found = {ref: item for ref, item in observed.objects.items() if ref.kind in WORKLOAD_KINDS}
     before = {ref: item.replicas for ref, item in found.items()}
     own = {ref: item.labels for ref, item in found.items()}
     after = dict(before)
     for action in actions:
-        if isinstance(action, Apply) and action.ref.kind in kinds:
+        if isinstance(action, Apply) and action.ref.kind in WORKLOAD_KINDS:
             after[action.ref] = action.manifest["spec"]["replicas"]
             own[action.ref] = action.manifest["metadata"]["labels"]
         elif isinstance(action, Scale):

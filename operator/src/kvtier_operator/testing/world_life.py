@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kvtier_operator import labels
-from kvtier_operator.observed import Component, DrainPhase, Manifest, ObjectRef
+from kvtier_operator.observed import WORKLOAD_KINDS, Component, DrainPhase, Manifest, ObjectRef
 from kvtier_operator.testing.world import World
-from kvtier_operator.testing.world_records import WORKLOADS, WorldPod, template_of
+from kvtier_operator.testing.world_records import WorldPod, template_of
 
 TICK_S = 5.0
 
@@ -37,7 +37,7 @@ def _stumble(world: World) -> None:
         world.leader_name = ""
     if world.objects and world.happens(world.faults.edit):
         ref = world.chance.choice(sorted(world.objects))
-        if ref.kind in WORKLOADS:
+        if ref.kind in WORKLOAD_KINDS:
             world.objects[ref].live["metadata"]["labels"].pop(labels.PART_OF, None)
         else:
             world.remove(ref)
@@ -54,7 +54,7 @@ def _keep_pods(world: World) -> None:
         elif pod.failure and pod.revision not in world.bad_revisions and world.happens(0.3):
             pod.failure = ""
     for ref, item in world.objects.items():
-        if ref.kind in WORKLOADS:
+        if ref.kind in WORKLOAD_KINDS:
             _keep_workload(world, ref, item.live)
 
 

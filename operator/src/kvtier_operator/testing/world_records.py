@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from kvtier_operator.observed import Component, DrainPhase, Manifest, ObjectRef
 
-WORKLOADS = ("StatefulSet", "Deployment")
-
 
 class Conflict(Exception):
     """A precondition of an action does not hold any more; the pass ends."""

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from kvtier_operator.api import KVCacheCluster
 from kvtier_operator.errors import Violation
 from kvtier_operator.planning.ports import PortBlock
-from kvtier_operator.planning.wants import api_width
 
 
 def host_port_violations(cluster: KVCacheCluster, others: Iterable[KVCacheCluster]) -> Iterator[Violation]:
@@ -50,7 +49,7 @@ def _range(cluster: KVCacheCluster) -> PortBlock:
 
 def _api_ports(cluster: KVCacheCluster) -> Iterator[tuple[str, PortBlock]]:
     for index, role in enumerate(cluster.roles):
-        yield f"spec.roles[{index}].port", PortBlock(role.port, role.port + api_width(cluster, role))
+        yield f"spec.roles[{index}].port", PortBlock(role.port, role.port + cluster.api_width(role))
     if cluster.router is not None:
         yield "spec.router.port", PortBlock(cluster.router.port, cluster.router.port + 1)
 

@@ -1,14 +1,13 @@
-"""Opens the door and keeps it open: certificates, trust, server. IO; called by the operator's main function."""
+"""Opens the door and keeps it open: certificates, trust, server. IO; called by `controller.run`."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import urlsplit
 
 from kvtier_operator.api import KVCacheCluster
@@ -16,7 +15,7 @@ from kvtier_operator.cluster import Cluster
 from kvtier_operator.errors import ApiConflict, ApiError, MachineError, SpecError
 from kvtier_operator.log import event
 from kvtier_operator.observed import Manifest
-from kvtier_operator.spec_rules import accept
+from kvtier_operator.spec_rules import accept, on_host_network
 from kvtier_operator.webhook.certificates import Certificates
 from kvtier_operator.webhook.keeper import CertificateKeeper
 from kvtier_operator.webhook.review import Request
@@ -140,11 +139,11 @@ class Webhook:
 
     def _others(self, request: Request) -> Iterable[KVCacheCluster]:
         """Valid clusters on the host network but the one that is asked about; only such a one needs to know them."""
-        if not _on_host_network(request.document):
+        if not on_host_network(request.document):
             return
         for manifest in self.lister():
             meta = manifest["metadata"]
-            if f"{meta['namespace']}/{meta['name']}" != request.name and _on_host_network(manifest):
+            if f"{meta['namespace']}/{meta['name']}" != request.name and on_host_network(manifest):
                 with suppress(SpecError):
                     yield accept(manifest)
 
@@ -153,16 +152,3 @@ def make_webhook(options: WebhookOptions, lister: Lister, api: Cluster) -> Webho
     """A door with the certificates of the real world."""
     keeper = CertificateKeeper(api, options.namespace, options.hosts, options.whole_url)
     return Webhook(options, lister, keeper)
-
-
-async def run_webhook(options: WebhookOptions, lister: Lister, api: Cluster) -> None:
-    """Answer until cancelled."""
-    await make_webhook(options, lister, api).run()
-
-
-def _on_host_network(document: Mapping[str, Any]) -> bool:
-    match document:
-        case {"spec": {"transport": {"hostNetwork": True}}}:
-            return True
-        case _:
-            return False

@@ -7,7 +7,6 @@ from typing import Any
 from kvtier_operator import labels
 from kvtier_operator.controller.index import Index, record_of
 from kvtier_operator.controller.neighbours import blocks_of_all, gone_owners
-from kvtier_operator.controller.observe import observed_object
 from kvtier_operator.observed import Observed
 from kvtier_operator.planning.actions import SaveLedger
 from kvtier_operator.planning.ledger import BlockKey, Entry, Ledger
@@ -55,12 +54,12 @@ LEDGER = Ledger({BlockKey("llm.a.u1", "store-dram", "", 0): Entry(BLOCK)})
 
 
 def test_a_lost_ledger_of_the_host_network_is_told_by_the_sets_of_all_clusters() -> None:
-    assert blocks_of_all(index_with(), observed_object) == {BlockKey("llm.a.u1", "store-dram", "", 0): BLOCK}
-    assert len(blocks_of_all(index_with(pods=2), observed_object)) == 2
+    assert blocks_of_all(index_with()) == {BlockKey("llm.a.u1", "store-dram", "", 0): BLOCK}
+    assert len(blocks_of_all(index_with(pods=2))) == 2
 
 
 def test_clusters_on_the_pod_network_have_no_part_in_it() -> None:
-    assert blocks_of_all(index_with(host=False), observed_object) == {}
+    assert blocks_of_all(index_with(host=False)) == {}
 
 
 def test_an_owner_is_there_as_long_as_its_cluster_workload_or_pods_are() -> None:
@@ -70,15 +69,15 @@ def test_an_owner_is_there_as_long_as_its_cluster_workload_or_pods_are() -> None
         index_with(cluster=False, pods=0),
         index_with(cluster=False, workload=False),
     ):
-        assert gone_owners(there, LEDGER, observed_object) == frozenset()
+        assert gone_owners(there, LEDGER) == frozenset()
     nothing = index_with(cluster=False, workload=False, pods=0)
-    assert gone_owners(nothing, LEDGER, observed_object) == {"llm.a.u1"}
+    assert gone_owners(nothing, LEDGER) == {"llm.a.u1"}
 
 
 def test_a_new_cluster_of_the_same_name_does_not_keep_the_former_one_there() -> None:
     index = index_with(cluster=False, workload=False)
     put(index, "KVCacheCluster", "a", {"spec": {}}, uid="u2")
-    assert gone_owners(index, LEDGER, observed_object) == {"llm.a.u1"}
+    assert gone_owners(index, LEDGER) == {"llm.a.u1"}
 
 
 def saved(observed: Observed) -> Ledger:

@@ -13,7 +13,6 @@ from kvtier_operator.controller.observe import (
     Surroundings,
     ledger_place,
     observe,
-    observed_object,
     poll_targets,
 )
 from kvtier_operator.errors import LedgerError
@@ -28,7 +27,7 @@ from kvtier_operator.labels import (
     PORT_BLOCK,
 )
 from kvtier_operator.names import HOST_LEDGER
-from kvtier_operator.observed import Component, DrainPhase, MasterState, ObjectRef, Observed
+from kvtier_operator.observed import Component, DrainPhase, MasterState, ObjectRef, Observed, observed_object
 from kvtier_operator.planning.ledger import BlockKey, Entry, Ledger
 from kvtier_operator.planning.ledger_data import ledger_data
 from kvtier_operator.planning.ports import PortBlock

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvtier_operator.planning.drift import differs, first_difference
+from kvtier_operator.planning.drift import first_difference
 
 LEAVES = st.one_of(st.text(max_size=4), st.integers(0, 9), st.booleans())
 OBJECTS = st.recursive(
@@ -28,7 +28,7 @@ def test_what_the_server_and_others_add_is_no_drift() -> None:
     containers[0]["ports"][0]["protocol"] = "TCP"
     containers[0]["ports"].insert(0, {"containerPort": 15000})
     containers.insert(0, {"name": "sidecar", "image": "b"})
-    assert not differs(intent, live)
+    assert not first_difference(intent, live)
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_a_rule_that_somebody_adds_to_a_network_policy_is_drift() -> None:
     intent = {"spec": {"ingress": [{"ports": [{"port": 80, "protocol": "TCP"}]}]}}
     wider = copy.deepcopy(intent)
     wider["spec"]["ingress"][0]["ports"].append({"port": 22, "protocol": "TCP"})
-    assert differs(intent, wider)
-    assert differs(intent, {"spec": {"ingress": [*intent["spec"]["ingress"], {}]}})
+    assert first_difference(intent, wider)
+    assert first_difference(intent, {"spec": {"ingress": [*intent["spec"]["ingress"], {}]}})
 
 
 def test_a_removed_item_of_a_merged_list_is_drift() -> None:
@@ -85,10 +85,10 @@ def test_a_removed_item_of_a_merged_list_is_drift() -> None:
 
 @given(OBJECTS)
 def test_nothing_differs_from_itself(value: Any) -> None:
-    assert not differs({"value": value}, {"value": copy.deepcopy(value)})
+    assert not first_difference({"value": value}, {"value": copy.deepcopy(value)})
 
 
 @given(st.dictionaries(st.sampled_from("abcd"), st.integers(0, 3), min_size=1), st.data())
 def test_every_changed_leaf_is_found(intent: dict[str, int], data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(intent)))
-    assert differs({"spec": intent}, {"spec": intent | {name: intent[name] + 1}})
+    assert first_difference({"spec": intent}, {"spec": intent | {name: intent[name] + 1}})

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kvtier_operator.api import PortRange
 from kvtier_operator.planning.allocation import Allocation, adopt, allocate, release_absent
 from kvtier_operator.planning.claims import Claims
-from kvtier_operator.planning.ledger import QUARANTINE_S, BlockKey, Entry, Ledger, Overlap, Retired, Want, owner
+from kvtier_operator.planning.ledger import QUARANTINE_S, BlockKey, Entry, Ledger, Retired, Taken, Want, owner
 from kvtier_operator.planning.ports import PortBlock
 
 RANGE = PortRange(20000, 100)
@@ -128,8 +128,7 @@ def test_what_is_refused_today_fits_once_released_ports_are_free() -> None:
     swap = wants(10, lane="B")
     refused = give(ledger, swap, now=100.0)
     assert refused.refused
-    assert refused.retry_in_s == QUARANTINE_S
-    assert give(refused.ledger, swap, now=130.0).retry_in_s == 30.0
+    assert give(refused.ledger, swap, now=100.0 + QUARANTINE_S - 1).refused
     assert not give(refused.ledger, swap, now=160.0).refused
 
 
@@ -167,7 +166,7 @@ def test_a_port_that_the_user_chose_is_given_as_it_is_or_its_holder_named() -> N
     assert first.blocks == {api.key: PortBlock(8010, 8011)}
     refused = give(first.ledger, [other, *wants(1, cluster="b")], cluster="b")
     assert refused.refused
-    assert refused.taken == (Overlap(other.key, PortBlock(8010, 8011), api.key, PortBlock(8010, 8011)),)
+    assert refused.taken == (Taken(other.key, PortBlock(8010, 8011), api.key),)
     assert refused.blocks == {}
     assert (refused.exhausted, refused.missing) == ((), 0)
 
@@ -187,23 +186,21 @@ def test_gone_clusters_are_released_from_a_shared_ledger() -> None:
 
 def test_a_lost_ledger_is_made_again_from_what_runs() -> None:
     before = give(Ledger(), wants(4))
-    adoption = adopt(Ledger(), before.blocks)
-    assert adoption.ledger == before.ledger
-    assert adoption.refused == ()
-    assert adopt(adoption.ledger, before.blocks).ledger is adoption.ledger
+    again = adopt(Ledger(), before.blocks)
+    assert again == before.ledger
+    assert adopt(again, before.blocks) is again
 
 
 def test_a_pod_on_other_ports_than_the_ledger_says_keeps_both() -> None:
-    adoption = adopt(give(Ledger(), wants(1)).ledger, {key(0): PortBlock(20050, 20060)})
-    assert adoption.ledger.entries[key(0)].block == PortBlock(20000, 20010)
-    assert adoption.ledger.retired == (Retired(key(0), PortBlock(20050, 20060)),)
-    assert adopt(adoption.ledger, {key(0): PortBlock(20050, 20060)}).ledger is adoption.ledger
+    ledger = adopt(give(Ledger(), wants(1)).ledger, {key(0): PortBlock(20050, 20060)})
+    assert ledger.entries[key(0)].block == PortBlock(20000, 20010)
+    assert ledger.retired == (Retired(key(0), PortBlock(20050, 20060)),)
+    assert adopt(ledger, {key(0): PortBlock(20050, 20060)}) is ledger
 
 
-def test_overlapping_blocks_are_not_adopted_but_reported() -> None:
-    adoption = adopt(Ledger(), {key(0): PortBlock(20000, 20010), key(1): PortBlock(20005, 20015)})
-    assert adoption.ledger.entries == {key(0): Entry(PortBlock(20000, 20010))}
-    assert adoption.refused == (Overlap(key(1), PortBlock(20005, 20015), key(0), PortBlock(20000, 20010)),)
+def test_of_overlapping_blocks_only_one_is_adopted() -> None:
+    ledger = adopt(Ledger(), {key(0): PortBlock(20000, 20010), key(1): PortBlock(20005, 20015)})
+    assert ledger == Ledger({key(0): Entry(PortBlock(20000, 20010))})
 
 
 def test_two_wants_of_one_owner_are_our_own_mistake() -> None:

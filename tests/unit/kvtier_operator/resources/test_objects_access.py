@@ -41,6 +41,11 @@ def test_the_masters_admin_port_is_open_to_nobody_unless_somebody_is_named() -> 
     assert {"ports": [{"port": "http"}]} in built(described)["NetworkPolicy", "ha-store"]["spec"]["ingress"]
 
 
+def test_an_etcd_with_nothing_to_do_gets_no_policy() -> None:
+    alone = replace(cluster("engines-only"), network_policies=NetworkPolicies(), coordination=cluster().coordination)
+    assert {name for kind, name in built(alone) if kind == "NetworkPolicy"} == {"engines-only-engine"}
+
+
 def test_policies_can_be_turned_off() -> None:
     described = replace(cluster(), network_policies=NetworkPolicies(enabled=False))
     assert "NetworkPolicy" not in {kind for kind, _ in built(described)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from kvtier_operator.api.choices import DeletionPolicy, Monitoring, PullPolicy, RolloutPolicy
 from kvtier_operator.api.parsing.pods import read_labels
 from kvtier_operator.api.pods import Images
+from kvtier_operator.api.policies import NetworkPolicies, Observability, Rollout
 from kvtier_operator.api.reading import Reader
-from kvtier_operator.api.records import NetworkPolicies, Observability, Rollout
 
 
 def read_images(reader: Reader) -> Images:

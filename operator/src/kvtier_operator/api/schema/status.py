@@ -5,21 +5,12 @@ Every number is recomputed from what runs on each pass.
 
 from __future__ import annotations
 
-from enum import StrEnum
-
+from kvtier_operator.api.choices import Truth
 from kvtier_operator.api.fields import Integer, Object, ObjectList, Text, TextList
 from kvtier_operator.api.schema.limits import MAX_ROLES
 
 _COUNT_MAX = 2**31 - 1
 _LONG = 32_768
-
-
-class ConditionStatus(StrEnum):
-    """Whether a condition holds."""
-
-    TRUE = "True"
-    FALSE = "False"
-    UNKNOWN = "Unknown"
 
 
 def _word(text: str) -> Text:
@@ -36,7 +27,7 @@ _CONDITIONS = ObjectList(
         text="One condition.",
         fields={
             "type": _word("Name of the condition."),
-            "status": Text(text="True, False or Unknown.", pattern="|".join(ConditionStatus)),
+            "status": Text(text="True, False or Unknown.", pattern="|".join(Truth)),
             "reason": _word("One word for programs."),
             "message": Text(text="What is so, of which object, and what to do next.", max_length=_LONG),
             "observedGeneration": Integer(

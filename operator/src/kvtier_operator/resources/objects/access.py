@@ -38,7 +38,7 @@ def _rules(cluster: KVCacheCluster) -> Mapping[Component, list[_Rule]]:
     rules: dict[Component, list[_Rule]] = {
         Component.ENGINE: [_allow(ours), _allow(None, "http")],
     }
-    if cluster.coordination.managed:
+    if cluster.etcd_replicas:
         members = [{"podSelector": {"matchLabels": selector(cluster, Component.ETCD)}}]
         rules[Component.ETCD] = [_allow(ours, "client"), _allow(members, "peer")]
     if cluster.uses_store:

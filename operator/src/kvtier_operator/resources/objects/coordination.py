@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from kvtier_operator import names
 from kvtier_operator.api import ManagedEtcd
+from kvtier_operator.api.schema.pod import OWNED_VOLUME_PREFIX
 from kvtier_operator.observed import Component, Manifest
 from kvtier_operator.planning.layout import Stage
 from kvtier_operator.planning.ports import EtcdPort
@@ -18,13 +19,13 @@ from kvtier_operator.resources.etcd import QUOTA_BYTES, EtcdMember, etcd_flags
 from kvtier_operator.resources.objects.containers import Before, Container, Probe, Probes, mount
 from kvtier_operator.resources.objects.manifests import selector
 from kvtier_operator.resources.objects.places import ANY_ADDRESS, Places
-from kvtier_operator.resources.objects.pods import OWN_VOLUME, Pod
+from kvtier_operator.resources.objects.pods import Pod
 from kvtier_operator.resources.objects.quantities import bytes_text
 from kvtier_operator.resources.objects.workloads import PodSet, budget, headless_service, stateful_set
 
 _FOLDER: Final = "/var/lib/etcd"
 _CONFIG: Final = f"{_FOLDER}/member.json"
-_CLAIM, _VOLUME = "data", f"{OWN_VOLUME}data"
+_CLAIM, _VOLUME = "data", f"{OWNED_VOLUME_PREFIX}data"
 _MEMORY_BYTES = 512 << 20
 _GRACE_S = 10
 _PROBES = Probes(
@@ -54,8 +55,7 @@ def etcd_objects(places: Places, replicas: int) -> Iterator[tuple[Stage, Manifes
     )
     if managed.replicas > 1:
         # A share or maxUnavailable would be taken of the pods that there are; a quorum is of those there should be.
-        quorum = managed.replicas // 2 + 1
-        yield Stage.FOUNDATION, budget(cluster, name, selected, {"minAvailable": quorum})
+        yield Stage.FOUNDATION, budget(cluster, name, selected, {"minAvailable": managed.quorum})
     container = Container(
         name="etcd",
         image=cluster.images.etcd,

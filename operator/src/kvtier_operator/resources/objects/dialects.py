@@ -61,7 +61,7 @@ class EngineLine:
     def slot(self, number: int, host: str, block: PortBlock) -> Slot:
         """What one engine has for itself; ``host`` is its pod's name in the network."""
         _, env = split_env(engine_env(self.role, block, self.places.master))
-        http = PortBlock(self.role.port, self.role.port + 1)
+        http = PortBlock(self.role.port, self.role.port + self.places.cluster.api_width(self.role))
         processes = 1 if self._is_ours else self.role.tensor
         ranks = [split_flags(self._flags(host, block, rank), self._own_flags)[1] for rank in range(processes)]
         named = host if self._is_ours and self.role.tiers.store_enabled else ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvtier_operator import labels, names
 from kvtier_operator.api import Dialect, Role
+from kvtier_operator.api.schema.pod import OWNED_VOLUME_PREFIX
 from kvtier_operator.observed import Component, Manifest
 from kvtier_operator.planning.layout import EngineSet, Stage
 from kvtier_operator.planning.ports import PortBlock
@@ -16,7 +17,7 @@ from kvtier_operator.resources.objects.dialects import EngineLine
 from kvtier_operator.resources.objects.manifests import selector
 from kvtier_operator.resources.objects.models import ModelPlace, model_place
 from kvtier_operator.resources.objects.places import Places
-from kvtier_operator.resources.objects.pods import OWN_VOLUME, Pod
+from kvtier_operator.resources.objects.pods import Pod
 from kvtier_operator.resources.objects.quantities import bytes_text
 from kvtier_operator.resources.objects.slots import Slot
 from kvtier_operator.resources.objects.workloads import (
@@ -36,7 +37,7 @@ METRICS_PORT, XLLM_METRICS_PORT = "metrics", "brpc-metrics"
 PRE_STOP_S = 3
 """Until every proxy has heard that a pod takes no more requests."""
 
-_SHM = f"{OWN_VOLUME}shm"
+_SHM = f"{OWNED_VOLUME_PREFIX}shm"
 _HEADROOM_BYTES = 2 << 30
 """Memory of an engine beyond its host tier and /dev/shm. Nobody knows the size of weights from a manifest: who serves
 a large model from the CPU writes a request."""
@@ -146,8 +147,7 @@ def _shm_volume(role: Role) -> dict[str, object]:
 
 def _memory_bytes(role: Role) -> int:
     """What the volume in memory and the host tier may take, as far as the manifest tells."""
-    host = int(role.tiers.device_bytes * role.tiers.host_blocks_factor) * role.tensor
-    return role.shm_bytes + host + _HEADROOM_BYTES
+    return role.shm_bytes + role.tiers.host_bytes * role.tensor + _HEADROOM_BYTES
 
 
 def _probes(ready: str) -> Probes:

@@ -45,7 +45,7 @@ def manifest(
     if annotations:
         metadata["annotations"] = dict(annotations)
     if cluster.metadata.uid:  # a file has none: then nothing is applied, only shown
-        metadata["ownerReferences"] = [_owner(cluster)]
+        metadata["ownerReferences"] = [owner_reference(cluster)]
     return {"apiVersion": KINDS[kind].api, "kind": kind, "metadata": metadata, **body}
 
 
@@ -82,7 +82,8 @@ def stamp(intent: Manifest) -> Manifest:
     return intent | {"metadata": metadata | {"annotations": annotations | {labels.APPLIED_HASH: digest}}}
 
 
-def _owner(cluster: KVCacheCluster) -> dict[str, Any]:
+def owner_reference(cluster: KVCacheCluster) -> dict[str, Any]:
+    """By which the garbage collector takes an object along with its cluster."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kvtier_operator.api.schema.pod import OWNED_VOLUME_PREFIX
 from kvtier_operator.resources.objects.containers import mount
-from kvtier_operator.resources.objects.pods import OWN_VOLUME
 
 _CLAIM, _FILE = "pvc://", "file://"
 _FOLDER: Final = "/models"
-_VOLUME = f"{OWN_VOLUME}model"
+_VOLUME = f"{OWNED_VOLUME_PREFIX}model"
 
 
 @dataclass(frozen=True, slots=True)

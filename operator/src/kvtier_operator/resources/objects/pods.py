@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 from kvtier_operator.api import KVCacheCluster, PodOptions
+from kvtier_operator.api.schema.pod import OWNED_VOLUME_PREFIX
 from kvtier_operator.resources.objects.containers import (
     SCRATCH_DIR,
     USER,
@@ -19,10 +20,7 @@ from kvtier_operator.resources.objects.containers import (
 from kvtier_operator.resources.objects.manifests import child_labels
 from kvtier_operator.resources.objects.slots import CONFIG_DIR, SLOT_VARIABLE, slot_env
 
-OWN_VOLUME: Final = "kvtier-"
-"""Start of the names of our volumes; users' names start otherwise."""
-
-_CONFIG, _SCRATCH = f"{OWN_VOLUME}config", f"{OWN_VOLUME}tmp"
+_CONFIG, _SCRATCH = f"{OWNED_VOLUME_PREFIX}config", f"{OWNED_VOLUME_PREFIX}tmp"
 _HOSTNAME, _ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
 
 

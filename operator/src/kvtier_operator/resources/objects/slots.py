@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from kvtier_operator import labels
 from kvtier_operator.planning.ports import PortBlock
 
 CONFIG_DIR: Final = "/etc/kvtier"
@@ -99,7 +100,7 @@ def split_env(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
 
 def slot_env() -> dict[str, Any]:
     """How a container learns its slot: from a label that StatefulSets put on their pods."""
-    return {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}
+    return {"fieldRef": {"fieldPath": f"metadata.labels['{labels.POD_INDEX}']"}}
 
 
 def _lines(texts: Iterable[str]) -> str:
