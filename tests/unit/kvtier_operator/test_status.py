@@ -45,7 +45,7 @@ from kvtier_operator.planning.ledger_data import FIX
 from kvtier_operator.planning.ports import PortBlock
 from kvtier_operator.planning.progress import Progress, RolloutProgress
 from kvtier_operator.reconcile import refuse
-from kvtier_operator.status import Phase, damaged_ledger_status, invalid_status, status_of
+from kvtier_operator.status import Phase, damaged_ledger_status, invalid_status, refused_status, status_of
 
 NOW = 1_767_225_600.0
 NOON = "2026-01-01T00:00:00Z"
@@ -461,6 +461,23 @@ def test_an_invalid_spec_says_everything_and_keeps_what_was_said_of_the_children
         "observedGeneration": 0,
     }
     assert invalid_status({**body, "status": found}, error, NOW + 50.0) == found
+
+
+def test_an_object_that_the_server_never_accepts_is_told_in_every_word_people_look_at() -> None:
+    before = status()
+    found = refused_status(before, before, "Service/x: 422; delete it", NOW + 5.0)
+    told = conditions(found)
+    assert found["phase"] == "Degraded"
+    assert {told["Ready"], told["Progressing"], told["Degraded"]} == {"False/ApplyRefused", "True/ApplyRefused"}
+    assert (told["Available"], told["StoreReady"]) == ("True/Serving", "True/AllServe")
+    assert message(found, "Ready") == "Service/x: 422; delete it"
+    assert list(told) == list(conditions(before))
+    assert {**found, "conditions": 0, "phase": 0} == {**before, "conditions": 0, "phase": 0}
+
+
+def test_a_refusal_that_goes_on_keeps_its_time() -> None:
+    first = refused_status(status(), status(), "as before", NOW + 5.0)
+    assert refused_status(status(), first, "as before", NOW + 300.0) == first
 
 
 def test_an_invalid_spec_of_a_new_object_has_the_three_conditions_that_are_known() -> None:

@@ -24,7 +24,7 @@ from kvtier_operator.controller.masters_poll import MasterPoller
 from kvtier_operator.controller.metrics import OperatorMetrics
 from kvtier_operator.controller.observe import Surroundings, observe, poll_targets
 from kvtier_operator.controller.pace import Pace
-from kvtier_operator.controller.status_writer import StatusWriter, with_refusal
+from kvtier_operator.controller.status_writer import StatusWriter
 from kvtier_operator.controller.work_queue import WorkQueue
 from kvtier_operator.errors import (
     ApiConflict,
@@ -41,6 +41,7 @@ from kvtier_operator.log import event
 from kvtier_operator.observed import Manifest, Observed
 from kvtier_operator.planning.actions import Emit, Plan
 from kvtier_operator.spec_rules import accept
+from kvtier_operator.status import refused_status
 
 LEDGER_S = 15.0
 """Between two looks at a damaged ledger."""
@@ -223,7 +224,8 @@ class Controller:
         message = f"{error}; {fix}"
         event(_LOG, "refused", level=logging.WARNING, cluster=scene.key, error=message)
         await self.executor.carry_out(Emit("ApplyRefused", message, warning=True), scene)
-        await self._save_status(scene.key, record.uid, with_refusal(plan.status, message, self.wall()))
+        status = refused_status(plan.status, record.live().get("status") or {}, message, self.wall())
+        await self._save_status(scene.key, record.uid, status)
         return "error", self._pace.resync_s()
 
     async def _refuse(self, key: ClusterKey, body: Manifest, error: SpecError | LedgerError) -> tuple[str, float]:

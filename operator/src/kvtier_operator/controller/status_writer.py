@@ -5,14 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from kvtier_operator.controller.apply import Executor
 from kvtier_operator.controller.index import ClusterKey, Record
-
-REFUSED = "ApplyRefused"
-"""Reason of conditions that say that the API server will not accept one of our objects."""
 
 
 @dataclass(slots=True)
@@ -57,26 +53,6 @@ def same_status(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
     ours = {item["type"] for item in wanted.get("conditions") or ()}
     conditions = [item for item in live.get("conditions") or () if item.get("type") in ours]
     return _text(_sorted(wanted)) == _text(_sorted({**live, "conditions": conditions}))
-
-
-def with_refusal(status: Mapping[str, Any], message: str, now: float) -> dict[str, Any]:
-    """The status with the news that the API server refuses one of our objects.
-
-    Args:
-        status: as planned.
-        message: what is refused and what to do.
-        now: seconds since the epoch.
-    """
-    time = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    said = {"Ready": "False", "Progressing": "False", "Degraded": "True"}
-    conditions = []
-    for item in status.get("conditions") or ():
-        if item["type"] in said:
-            wanted = said[item["type"]]
-            since = item.get("lastTransitionTime", time) if item["status"] == wanted else time
-            item = {**item, "status": wanted, "reason": REFUSED, "message": message, "lastTransitionTime": since}  # noqa: PLW2901
-        conditions.append(item)
-    return {**status, "conditions": conditions}
 
 
 def _sorted(status: Mapping[str, Any]) -> dict[str, Any]:

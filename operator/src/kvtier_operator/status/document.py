@@ -96,19 +96,37 @@ def damaged_ledger_status(body: Manifest, error: LedgerError, now: float) -> dic
     return _set_aside(body, news, Phase.DEGRADED if serves else Phase.PENDING, now)
 
 
+def refused_status(planned: Mapping[str, Any], live: Mapping[str, Any], message: str, now: float) -> dict[str, Any]:
+    """The status of a cluster of which the API server will not accept an object.
+
+    Args:
+        planned: the status without that news.
+        live: the status as it stands: times are carried on.
+        message: what is refused, and what to do.
+        now: seconds since the epoch.
+    """
+    news = (
+        failed("Ready", "ApplyRefused", message),
+        failed("Progressing", "ApplyRefused", message),
+        held("Degraded", "ApplyRefused", message),
+    )
+    generation = int(planned.get("observedGeneration") or 0)
+    judged = written(news, live.get("conditions") or (), generation, now)
+    return {**planned, "phase": str(Phase.DEGRADED), "conditions": _replaced(planned, judged)}
+
+
 def _set_aside(body: Manifest, news: Sequence[Judgement], phase: Phase, now: float) -> dict[str, Any]:
     """The status as it stands, with a few conditions judged anew."""
     status: Mapping[str, Any] = body.get("status") or {}
     generation = int(body["metadata"].get("generation") or 0)
-    old = status.get("conditions") or ()
-    conditions = {one["type"]: dict(one) for one in old} | {
-        one["type"]: one for one in written(news, old, generation, now)
-    }
+    judged = written(news, status.get("conditions") or (), generation, now)
+    conditions = _replaced(status, judged)
+    return {**status, "observedGeneration": generation, "phase": str(phase), "conditions": conditions}
+
+
+def _replaced(status: Mapping[str, Any], judged: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The conditions of a status with these in place of those of their types."""
+    conditions = {one["type"]: dict(one) for one in (*(status.get("conditions") or ()), *judged)}
     known = [name for name in ORDER if name in conditions]
     others = [name for name in conditions if name not in ORDER]
-    return {
-        **status,
-        "observedGeneration": generation,
-        "phase": str(phase),
-        "conditions": [conditions[name] for name in (*known, *others)],
-    }
+    return [conditions[name] for name in (*known, *others)]
