@@ -109,7 +109,7 @@ def _ports(cluster: KVCacheCluster) -> Iterator[Violation]:
     """Ports of the APIs: apart from one another, and outside of what is reserved."""
     earlier: list[tuple[str, tuple[int, int]]] = []
     for path, owner, first, count in _api_ports(cluster):
-        span = (first, first + max(count, 1))
+        span = (first, first + count)
         last = span[1] - 1
         shown = f"port {first} lies" if first == last else f"ports {first} to {last} lie"
         if _meet(span, (cluster.transport.ports.start, cluster.transport.ports.stop)):
@@ -128,9 +128,10 @@ def _ports(cluster: KVCacheCluster) -> Iterator[Violation]:
 def _api_ports(cluster: KVCacheCluster) -> Iterator[tuple[str, str, int, int]]:
     """Path, owner, first port and number of ports of every API."""
     for index, role in enumerate(cluster.roles):
-        yield f"spec.roles[{index}].port", f"role {role.name}", role.port, role.replicas
+        count = max(role.replicas, cluster.api_width(role), 1)
+        yield f"spec.roles[{index}].port", f"role {role.name}", role.port, count
     if cluster.router:
-        yield "spec.router.port", "the router", cluster.router.port, cluster.router.replicas
+        yield "spec.router.port", "the router", cluster.router.port, max(cluster.router.replicas, 1)
 
 
 def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:

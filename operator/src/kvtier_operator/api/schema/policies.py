@@ -29,7 +29,7 @@ IMAGES = Object(
     fields={
         "default": _image("kvtier's worker image: it has engine, storage node and master.", DEFAULT_IMAGE),
         "engine": _image("Of the engines; none = default."),
-        "mooncake": _image("Of masters and storage nodes; none = default."),
+        "mooncake": _image("Of masters, and of storage nodes of kind MooncakeClient; none = default."),
         "router": _image("Of the router; none = that of the engines."),
         "etcd": _image("Of the managed etcd.", DEFAULT_ETCD_IMAGE),
         "pullPolicy": Choice(text="When a node fetches an image.", default=PullPolicy.IF_NOT_PRESENT),

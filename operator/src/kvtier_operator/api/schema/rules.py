@@ -10,24 +10,29 @@ _HAD_ETCD = "has(oldSelf.coordination) && has(oldSelf.coordination.etcd)"
 _FUSED_ONLY = "self.roles.all(r, r.type == 'Fused')"
 _USES_STORE = "self.roles.exists(r, r.tiers.store.enabled)"
 _RANGE = "self.transport.ports.range"
+_ROUTER = "self.router"
 
 
 def _ports(item: str) -> str:
-    """How many ports the APIs of a role or router take from ``port`` on."""
-    return f"({item}.replicas > 1 ? {item}.replicas : 1)"
+    """How many ports the APIs of a role or the router take from ``port`` on; in xLLM each rank of an engine has one."""
+    several = f"({item}.replicas > 1 ? {item}.replicas : 1)"
+    if item == _ROUTER:
+        return several
+    ranks = f"{item}.parallelism.tensor"
+    return f"(self.engine.dialect == 'Xllm' && {ranks} > {several} ? {ranks} : {several})"
 
 
 def _apart(item: str, start: str, stop: str) -> str:
-    """The API ports of a role or router lie outside [start, stop)."""
+    """The API ports of a role or the router lie outside [start, stop)."""
     return f"({item}.port + {_ports(item)} <= {start} || {stop} <= {item}.port)"
 
 
 _IN_RANGE = _apart("r", f"{_RANGE}.start", f"{_RANGE}.start + {_RANGE}.size")
-_ROUTER_IN_RANGE = _apart("self.router", f"{_RANGE}.start", f"{_RANGE}.start + {_RANGE}.size")
+_ROUTER_IN_RANGE = _apart(_ROUTER, f"{_RANGE}.start", f"{_RANGE}.start + {_RANGE}.size")
 _NO_NODE_PORT = _apart("r", str(FIRST_NODE_PORT), str(LAST_NODE_PORT + 1))
-_ROUTER_NO_NODE_PORT = _apart("self.router", str(FIRST_NODE_PORT), str(LAST_NODE_PORT + 1))
+_ROUTER_NO_NODE_PORT = _apart(_ROUTER, str(FIRST_NODE_PORT), str(LAST_NODE_PORT + 1))
 _TWO_APART = _apart("a", "b.port", f"b.port + {_ports('b')}")
-_ROUTER_APART = _apart("r", "self.router.port", f"self.router.port + {_ports('self.router')}")
+_ROUTER_APART = _apart("r", f"{_ROUTER}.port", f"{_ROUTER}.port + {_ports(_ROUTER)}")
 _NODE_PORT_FIX = f"ports {FIRST_NODE_PORT} to {LAST_NODE_PORT} of a node are those of Services (NodePort)"
 
 _COORDINATION = (
@@ -96,9 +101,14 @@ _PORTS = (
         path=".roles",
     ),
     Rule(
-        "self.roles.all(r, r.port + r.replicas <= 65536)",
+        f"self.roles.all(r, r.port + {_ports('r')} <= 65536)",
         "port + replicas of a role must not pass 65536",
         path=".roles",
+    ),
+    Rule(
+        f"!has(self.router) || {_ROUTER}.port + {_ports(_ROUTER)} <= 65536",
+        "port + replicas of the router must not pass 65536",
+        path=".router.port",
     ),
     Rule(
         f"self.roles.all(a, self.roles.all(b, a.name == b.name || {_TWO_APART}))",
