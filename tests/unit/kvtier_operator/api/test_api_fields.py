@@ -229,6 +229,11 @@ def test_options_that_cannot_be_are_named(options: dict[str, Any], path: str) ->
     assert list(refused(with_pod(**options))) == [f"spec.roles[0].pod.{path}"]
 
 
+def test_a_name_of_a_volume_that_is_no_text_is_named_and_no_crash() -> None:
+    found = refused(with_pod(volumes=[{"name": []}], volumeMounts=[{"name": "data", "mountPath": "/data"}]))
+    assert list(found) == ["spec.roles[0].pod.volumes[0].name", "spec.roles[0].pod.volumeMounts"]
+
+
 def test_labels_that_no_object_can_have_are_named() -> None:
     assert set(
         refused(

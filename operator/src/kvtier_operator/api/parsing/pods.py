@@ -94,7 +94,7 @@ def _volumes(reader: Reader) -> tuple[Mapping[str, Any], ...]:
 
 def _mounts(reader: Reader) -> tuple[Mapping[str, Any], ...]:
     mounts = reader.mappings("volumeMounts")
-    volumes = {volume.get("name") for volume in reader.items("volumes") if isinstance(volume, Mapping)}
+    volumes = [volume.get("name") for volume in reader.items("volumes") if isinstance(volume, Mapping)]
     for mount in mounts:
         path = mount["mountPath"].rstrip("/")
         if any(path == owned or path.startswith(f"{owned}/") for owned in described.OWNED_MOUNTS):
