@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Self
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
@@ -17,6 +18,10 @@ CONNECT_TIMEOUT_S = 1.0
 TOTAL_TIMEOUT_S = 3.0
 _CONCURRENCY = 256
 """Objects that move at once: the master hands out work once a second, so a few at once would take for ever."""
+_LONGEST_ANSWER_BYTES = 4 << 20
+_LONGEST_WORD = 256
+"""Of what goes into annotations and statuses, which the API server would refuse if it were longer."""
+_LAST_VIEW = 2**63 - 1
 _LAG = re.compile(r"^ha_oplog_standby_lag(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 _RUNNING = frozenset({"CREATED", "PLANNING", "RUNNING"})
 
@@ -52,8 +57,8 @@ class HttpMasterAdmin:
         return Health(
             role=role,
             serving=bool(answer.get("service_ready")) and role is MasterRole.LEADER,
-            leader=str(answer.get("leader_address") or ""),
-            view_version=int(answer.get("view_version") or 0),
+            leader=str(answer.get("leader_address") or "")[:_LONGEST_WORD],
+            view_version=_view_version(answer.get("view_version") or 0),
             lag=await self._lag(address) if role is MasterRole.STANDBY else None,
         )
 
@@ -70,17 +75,22 @@ class HttpMasterAdmin:
             raise DrainUnsupported(str(error)) from error
         if "job_id" not in answer:
             raise DrainUnsupported(f"{address.host}:{address.port} starts no drain jobs: {answer}")
-        return str(answer["job_id"])
+        job = str(answer["job_id"])
+        if not job or len(job) > _LONGEST_WORD:
+            raise MasterSilent(f"{address.host}:{address.port} names its drain job {job[:_LONGEST_WORD]!r}")
+        return job
 
     async def drain_progress(self, address: AdminAddress, job: str) -> DrainProgress:
         """See `MasterAdmin.drain_progress`."""
         try:
-            answer = _mapping(await self._ask("GET", address, f"/api/v1/drain_jobs/query?job_id={job}"))
+            answer = _mapping(await self._ask("GET", address, f"/api/v1/drain_jobs/query?job_id={quote(job)}"))
         except _Refused:
             return DrainProgress(DrainPhase.FAILED, "the leading master does not know the job")
         status = str(answer.get("status_name", ""))
         moved, blocked, failed = (answer.get(f"{name}_units", 0) for name in ("succeeded", "blocked", "failed"))
-        detail = f"moved {moved}, blocked {blocked}, failed {failed}; {answer.get('message', '')}".rstrip("; ")
+        detail = f"moved {moved}, blocked {blocked}, failed {failed}; {answer.get('message', '')}".rstrip("; ")[
+            :_LONGEST_WORD
+        ]
         if status in _RUNNING:
             return DrainProgress(DrainPhase.RUNNING, detail)
         return DrainProgress(DrainPhase.DONE if status == "SUCCEEDED" else DrainPhase.FAILED, detail)
@@ -88,13 +98,16 @@ class HttpMasterAdmin:
     async def cancel_drain(self, address: AdminAddress, job: str) -> None:
         """See `MasterAdmin.cancel_drain`."""
         try:
-            await self._ask("POST", address, f"/api/v1/drain_jobs/cancel?job_id={job}")
+            await self._ask("POST", address, f"/api/v1/drain_jobs/cancel?job_id={quote(job)}")
         except _Refused:
             return  # it is not known any more
 
     async def _lag(self, address: AdminAddress) -> int | None:
         found = _LAG.search(await self._ask("GET", address, "/metrics"))
-        return None if found is None else int(float(found[1]))
+        try:
+            return None if found is None else int(float(found[1]))
+        except (ValueError, OverflowError):
+            return None
 
     async def _ask(self, method: str, address: AdminAddress, path: str, body: dict[str, Any] | None = None) -> str:
         assert self._session is not None, "the client is not open"
@@ -102,8 +115,10 @@ class HttpMasterAdmin:
         payload = None if body is None else msgspec.json.encode(body)
         headers = {} if body is None else {"Content-Type": "application/json"}
         try:
-            async with self._session.request(method, url, data=payload, headers=headers) as response:
-                text = await response.text(errors="replace")
+            # Nobody but the master itself speaks for it.
+            request = self._session.request(method, url, data=payload, headers=headers, allow_redirects=False)
+            async with request as response:
+                text = await _text(response)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise MasterSilent(f"{method} {url}: {error!r}") from error
         if response.status in {HTTPStatus.NOT_FOUND, HTTPStatus.BAD_REQUEST}:
@@ -113,10 +128,26 @@ class HttpMasterAdmin:
         return text
 
 
+async def _text(response: aiohttp.ClientResponse) -> str:
+    """The body, as long as it is one that a master would send."""
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > _LONGEST_ANSWER_BYTES:
+            raise MasterSilent(f"{response.url} answers more than {_LONGEST_ANSWER_BYTES} bytes")
+    return body.decode(errors="replace")
+
+
+def _view_version(value: object) -> int:
+    if not isinstance(value, int) or not 0 <= value <= _LAST_VIEW:
+        raise MasterSilent(f"view_version is {str(value)[:_LONGEST_WORD]}")
+    return int(value)
+
+
 def _mapping(text: str) -> dict[str, Any]:
     try:
         answer = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise MasterSilent(f"no JSON: {text[:200]}") from error
     if not isinstance(answer, dict):
         raise MasterSilent(f"no JSON object: {text[:200]}")

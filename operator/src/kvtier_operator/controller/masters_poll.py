@@ -104,6 +104,9 @@ class MasterPoller:
             _LOG.exception("asking the masters of %s failed", key)
             if key in self._targets:
                 self._due[key] = self.clock() + SETTLED_S
+            if self._views.pop(key, _EMPTY) != _EMPTY:
+                # Nobody may be replaced because of what was true once.
+                self.changed(key)
         finally:
             self._asking.discard(key)
 
