@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,6 +29,11 @@ from kvtier_operator.log import event
 _LOG = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
+
+
+def since_boot() -> float:
+    """Monotonic seconds that go on while the machine sleeps: who wakes up must not think that it still leads."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
 
 
 class Fence(Protocol):
@@ -60,7 +66,7 @@ class Leadership:
         place: namespace and name of the Lease.
         identity: of this operator, unlike that of any other.
         changed: told whenever this operator becomes leader (True) or ceases to be.
-        clock: monotonic seconds.
+        clock: monotonic seconds, those included during which the machine slept.
         wall: seconds since the epoch.
     """
 
@@ -68,7 +74,7 @@ class Leadership:
     place: tuple[str, str]
     identity: str
     changed: Callable[[bool], None]
-    clock: Clock = time.monotonic
+    clock: Clock = since_boot
     wall: Clock = time.time
     _sighting: Sighting = field(default_factory=lambda: Sighting(None, 0.0))
     _may_write_until: float = float("-inf")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvtier_operator.controller.leadership import Leadership, OpenFence
+from kvtier_operator.controller.leadership import Leadership, OpenFence, since_boot
 from kvtier_operator.controller.lease import (
     DURATION_S,
     RENEW_WITHIN_S,
@@ -59,6 +61,16 @@ def test_a_takeover_counts_a_transition_and_a_renewal_keeps_its_beginning() -> N
     renewed = lease_manifest(PLACE, Step.RENEW, read_lease(body), "me", 99.0)
     assert renewed["spec"]["acquireTime"] == taken["spec"]["acquireTime"]
     assert renewed["spec"]["renewTime"] != taken["spec"]["renewTime"]
+
+
+def test_the_lease_runs_out_while_the_machine_sleeps() -> None:
+    leadership = Leadership(MemoryCluster(), PLACE, "me", lambda _leads: None)
+    assert leadership.clock is since_boot
+    before = since_boot()
+    # The kernel's own measure of time since the start, with every sleep.
+    uptime_s = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+    assert before - 0.1 <= uptime_s <= since_boot() + 0.1
+    assert since_boot() >= time.monotonic() - 0.1
 
 
 @dataclass
