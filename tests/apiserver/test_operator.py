@@ -249,13 +249,16 @@ def test_what_others_change_or_delete_is_set_right_and_what_they_add_stays(
     workload = next(name for name in before if name.startswith("StatefulSet/"))
 
     installed.kubectl("scale", workload, "--replicas=5", "-n", namespace)
+    odd = ("app.kubernetes.io/component-", "kvtier.dev/role=odd", "kvtier.dev/lane=B", "kvtier.dev/revision=odd")
+    installed.kubectl("label", workload, "-n", namespace, "--overwrite", *odd)
     installed.kubectl("delete", "svc", "small-api", "-n", namespace)
     installed.kubectl("label", "networkpolicy", "--all", "-n", namespace, "app.kubernetes.io/managed-by-")
     installed.kubectl("annotate", workload, "-n", namespace, "example.org/theirs=yes")
 
     def is_right() -> bool:
         now = children(installed, namespace)
-        return set(now) == set(before) and now[workload]["spec"]["replicas"] == 1
+        same = set(now) == set(before) and now[workload]["spec"]["replicas"] == 1
+        return same and now[workload]["metadata"]["labels"] == before[workload]["metadata"]["labels"]
 
     wait_for("the old state", is_right)
     settle(installed, namespace)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from kvtier_operator.labels import APPLIED_HASH
+from kvtier_operator.labels import APPLIED_HASH, LANE
 from kvtier_operator.planning.ledger import BlockKey, Ledger
 from kvtier_operator.planning.ports import PortBlock
 
@@ -77,9 +77,25 @@ def observed_object(ref: ObjectRef, live: Manifest) -> ObservedObject:
         applied_hash=(meta.get("annotations") or {}).get(APPLIED_HASH, ""),
         live=live,
         replicas=(live.get("spec") or {}).get("replicas") or 0,
-        labels=meta.get("labels") or {},
+        labels=_labels(ref, live),
         deleting=bool(meta.get("deletionTimestamp")),
     )
+
+
+def _labels(ref: ObjectRef, live: Manifest) -> Mapping[str, str]:
+    """Labels of an object; of a workload, those that its pods have count more.
+
+    People edit the first without meaning anything by it, and a pool must not be emptied because it seems to have
+    another name. What selects the pods can never be edited.
+    """
+    labels: Mapping[str, str] = live["metadata"].get("labels") or {}
+    if ref.kind not in WORKLOAD_KINDS:
+        return labels
+    spec = live.get("spec") or {}
+    of_pods = ((spec.get("template") or {}).get("metadata") or {}).get("labels") or {}
+    lane = {LANE: of_pods[LANE]} if LANE in of_pods else {}
+    selected = (spec.get("selector") or {}).get("matchLabels") or {}
+    return {**labels, **lane, **selected}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,10 +22,12 @@ from kvtier_operator.labels import (
     COMPONENT,
     DRAIN_JOB,
     DRAIN_SINCE,
+    LANE,
     MANAGED_BY,
     MANAGER,
     POOL,
     PORT_BLOCK,
+    REVISION,
 )
 from kvtier_operator.names import HOST_LEDGER
 from kvtier_operator.observed import Component, DrainPhase, MasterState, ObjectRef, Observed, observed_object
@@ -152,3 +155,23 @@ def test_masters_are_asked_at_the_port_that_their_set_names() -> None:
     assert found.masters == {"qwen-master-0": AdminAddress("10.0.0.1", 20001)}
     assert found.stores == {"qwen-store-dram-0": "qwen-store-dram-0", "10.0.0.9": "qwen-store-dram-0"}
     assert found.jobs == {"1-7"}
+
+
+@pytest.mark.parametrize("edit", [{}, {COMPONENT: "engine"}, {POOL: "other"}, {LANE: "B"}, {REVISION: "other"}])
+def test_labels_of_a_workload_that_people_edit_do_not_tell_what_its_pods_are_for(edit: dict[str, str]) -> None:
+    selected = {COMPONENT: "store", POOL: "dram", REVISION: "r1"}
+    spec = {"selector": {"matchLabels": selected}, "template": {"metadata": {"labels": selected | {LANE: "A"}}}}
+    meta = {"name": "qwen-store-dram", "namespace": "llm", "uid": "u", "labels": edit}
+    found = observed_object(ObjectRef("StatefulSet", "qwen-store-dram"), {"metadata": meta, "spec": spec})
+    assert found.labels == selected | {LANE: "A"}
+    assert found.live["metadata"]["labels"] == edit
+
+
+def test_who_is_being_deleted_needs_no_ledger() -> None:
+    world = World()
+    world.put("ConfigMap", "qwen-ports", data={"x": "?"})
+    with pytest.raises(LedgerError):
+        world.see()
+    meta = replace(world.cluster.metadata, deleting=True)
+    world.cluster = replace(world.cluster, metadata=meta)
+    assert world.see().ledger == Ledger()
