@@ -203,20 +203,32 @@ class Executor:
         await self._patch_pod(scene, action.pod, action.uid, {"annotations": {DRAIN_JOB: None, DRAIN_SINCE: None}})
         self._say("drain ended", scene, ObjectRef(POD_KIND.name, action.pod), "it is not wanted any more")
 
+    async def release(self, key: ClusterKey) -> None:
+        """Take our finalizer away from an object of which nothing is known but that it is to go.
+
+        Raises:
+            NotLeader: nothing was written.
+            ApiError: the server refused or did not answer.
+        """
+        async with self._fenced():
+            await self._hold(key, present=False)
+
     async def _set_finalizer(self, action: SetFinalizer, scene: Scene) -> None:
-        key = scene.key
+        await self._hold(scene.key, present=action.present)
+
+    async def _hold(self, key: ClusterKey, *, present: bool) -> None:
         live = await self.api.get(CLUSTER_KIND, key.namespace, key.name)
         if live is None:
             return
         held = list(live["metadata"].get("finalizers") or ())
-        wanted = [*held, FINALIZER] if action.present else [name for name in held if name != FINALIZER]
-        if (FINALIZER in held) is action.present:
+        wanted = [*held, FINALIZER] if present else [name for name in held if name != FINALIZER]
+        if (FINALIZER in held) is present:
             return
         meta = {name: live["metadata"][name] for name in ("uid", "resourceVersion")}
         patch = {"metadata": meta | {"finalizers": wanted}}
         self._learn(CLUSTER_KIND, await self.api.merge(CLUSTER_KIND, key.namespace, key.name, patch))
-        what = "finalizer set" if action.present else "finalizer removed"
-        self._say(what, scene, ObjectRef(CLUSTER_KIND.name, key.name), "spec.deletion.policy is Drain")
+        what = "finalizer set" if present else "finalizer removed"
+        event(_LOG, what, cluster=key, object=ObjectRef(CLUSTER_KIND.name, key.name))
 
     async def _emit(self, action: Emit, scene: Scene) -> None:
         if await self.events.emit(scene.key, scene.cluster.metadata.uid, action):

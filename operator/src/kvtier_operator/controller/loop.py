@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from random import Random
 from typing import Any
 
@@ -24,19 +25,22 @@ from kvtier_operator.controller.masters_poll import MasterPoller
 from kvtier_operator.controller.metrics import OperatorMetrics
 from kvtier_operator.controller.observe import Surroundings, observe, poll_targets
 from kvtier_operator.controller.pace import Pace
-from kvtier_operator.controller.status_writer import StatusWriter
+from kvtier_operator.controller.status_writer import StatusWriter, with_obstacle
 from kvtier_operator.controller.work_queue import WorkQueue
 from kvtier_operator.errors import (
     ApiConflict,
+    ApiDenied,
     ApiError,
     ApiInvalid,
     ApiNotFound,
+    ApiUnavailable,
     ForeignObject,
     LedgerError,
     NamespaceEnding,
     NotLeader,
     SpecError,
 )
+from kvtier_operator.labels import FINALIZER
 from kvtier_operator.log import event
 from kvtier_operator.observed import Manifest, Observed
 from kvtier_operator.planning.actions import Emit, Plan
@@ -190,6 +194,10 @@ class Controller:
         try:
             cluster = accept(body)
         except SpecError as error:
+            if _waits_for_us(body):
+                # The order of its end cannot be told; the garbage collector takes everything at once.
+                await self.executor.release(key)
+                return "changed", 0.0
             return await self._refuse(key, body, error)
         self.poller.watch(key, poll_targets(cluster, self.index))
         await self.foreign.check(key)
@@ -213,6 +221,14 @@ class Controller:
             return "conflict", 0.0
         except ApiInvalid as error:
             return await self._stuck(scene, record, plan, error)
+        except ApiDenied as error:
+            await self._tell(scene, record, plan, f"{error}; raise the quota, or allow it to the operator's account")
+            raise
+        except (MasterSilent, ApiUnavailable) as error:
+            # 500 is what somebody's broken webhook makes of our writes. The rest passes, or nothing can be written.
+            if isinstance(error, MasterSilent) or error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+                await self._save_status(scene.key, record.uid, with_obstacle(plan.status, str(error)))
+            raise
         wrote = await self._save_status(scene.key, record.uid, plan.status)
         acted = any(not isinstance(action, Emit) for action in plan.actions)
         again_s = self._pace.next_s(scene.key, acted=acted, news=wrote, asked_s=plan.requeue_after_s)
@@ -223,10 +239,14 @@ class Controller:
         fix = "delete the object by hand after checking what depends on it" if error.immutable else "change the spec"
         message = f"{error}; {fix}"
         event(_LOG, "refused", level=logging.WARNING, cluster=scene.key, error=message)
+        await self._tell(scene, record, plan, message)
+        return "error", self._pace.resync_s()
+
+    async def _tell(self, scene: Scene, record: Record, plan: Plan, message: str) -> None:
+        """Say in event and status what the server refuses."""
         await self.executor.carry_out(Emit("ApplyRefused", message, warning=True), scene)
         status = refused_status(plan.status, record.live().get("status") or {}, message, self.wall())
         await self._save_status(scene.key, record.uid, status)
-        return "error", self._pace.resync_s()
 
     async def _refuse(self, key: ClusterKey, body: Manifest, error: SpecError | LedgerError) -> tuple[str, float]:
         event(_LOG, "invalid", level=logging.WARNING, cluster=key, error=error)
@@ -256,6 +276,13 @@ class Controller:
         self.foreign.forget(key)
         self._statuses.forget(key)
         self.metrics.conditions.forget(key)
+
+
+def _waits_for_us(body: Manifest) -> bool:
+    """The object is to go, and only our finalizer, which a pause would keep, may still hold it."""
+    meta, spec = body["metadata"], body.get("spec")
+    paused = isinstance(spec, dict) and spec.get("paused") is True
+    return bool(meta.get("deletionTimestamp")) and FINALIZER in (meta.get("finalizers") or ()) and not paused
 
 
 def _all_but_status(record: Record) -> Manifest:

@@ -12,6 +12,7 @@ from kvtier_operator.api import KIND, KVCacheCluster
 from kvtier_operator.controller.index import ClusterKey, Index, Record
 from kvtier_operator.controller.masters import AdminAddress, DrainProgress, MastersView, Targets
 from kvtier_operator.controller.neighbours import blocks_of_all, gone_owners
+from kvtier_operator.errors import LedgerError
 from kvtier_operator.labels import PORT_BLOCK
 from kvtier_operator.names import HOST_LEDGER, ledger_config, master_set
 from kvtier_operator.observed import (
@@ -61,7 +62,7 @@ def observe(cluster: KVCacheCluster, index: Index, operator_namespace: str, arou
     """Everything known of one cluster.
 
     Raises:
-        LedgerError: the ledger's ConfigMap cannot be read.
+        LedgerError: the ledger's ConfigMap cannot be read, and the cluster needs ports.
     """
     key = ClusterKey(cluster.metadata.namespace, cluster.name)
     own_ledger = ObjectRef("ConfigMap", ledger_config(cluster.name))
@@ -72,7 +73,7 @@ def observe(cluster: KVCacheCluster, index: Index, operator_namespace: str, arou
     unsettled = any(not record.settled for record in records)
     pods = tuple(_pods(records, newest, around.now, router_settled=not unsettled))
     live = index.cluster(key)
-    ledger = _ledger(index, *ledger_place(cluster, operator_namespace))
+    ledger = _ledger(index, *ledger_place(cluster, operator_namespace), needed=not cluster.metadata.deleting)
     shared = cluster.transport.host_network
     return Observed(
         objects=objects,
@@ -147,6 +148,13 @@ def _drains(records: Iterable[Record], around: Surroundings) -> Iterable[DrainSt
         yield DrainState(record.ref.name, progress.phase, running_s, pod.drain_job, progress.detail)
 
 
-def _ledger(index: Index, namespace: str, name: str) -> Ledger:
+def _ledger(index: Index, namespace: str, name: str, *, needed: bool) -> Ledger:
     record = index.find(namespace, ObjectRef("ConfigMap", name))
-    return Ledger() if record is None else read_ledger(record.live().get("data") or {}, str(record.version))
+    if record is None:
+        return Ledger()
+    try:
+        return read_ledger(record.live().get("data") or {}, str(record.version))
+    except LedgerError:
+        if needed:
+            raise
+        return Ledger()  # who leaves gets no ports any more

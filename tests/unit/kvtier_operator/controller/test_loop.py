@@ -16,11 +16,20 @@ from kvtier_operator.controller.foreign import LOOK_AGAIN_S, ForeignObjects
 from kvtier_operator.controller.index import ClusterKey, Index, record_of
 from kvtier_operator.controller.leadership import OpenFence
 from kvtier_operator.controller.loop import LEDGER_S, Controller, Policy
-from kvtier_operator.controller.masters import AdminAddress, MastersView
+from kvtier_operator.controller.masters import AdminAddress, MasterSilent, MastersView
 from kvtier_operator.controller.masters_poll import MasterPoller
 from kvtier_operator.controller.metrics import OperatorMetrics
 from kvtier_operator.controller.observe import NO_DRAIN_JOBS
-from kvtier_operator.errors import ApiConflict, ApiInvalid, ApiUnavailable, LedgerError, NotLeader, SpecError
+from kvtier_operator.errors import (
+    ApiConflict,
+    ApiDenied,
+    ApiError,
+    ApiInvalid,
+    ApiUnavailable,
+    LedgerError,
+    NotLeader,
+    SpecError,
+)
 from kvtier_operator.kinds import KINDS
 from kvtier_operator.labels import APPLIED_HASH, DRAIN_JOB, FINALIZER, MANAGED_BY, MANAGER
 from kvtier_operator.observed import Manifest, ObjectRef, Observed
@@ -91,6 +100,7 @@ class World:
     actions: list[Action] = field(default_factory=list)
     port: int = 80
     requeue_s: float = 0.0
+    said: tuple[str, ...] = ("Ready",)
     seen: list[Observed] = field(default_factory=list)
     api: MemoryCluster = field(default_factory=MemoryCluster)
     masters: FakeMasters = field(default_factory=FakeMasters)
@@ -137,7 +147,8 @@ class World:
         child = observed.objects.get(SERVICE)
         if child is None or child.applied_hash != f"hash-{self.port}":
             actions.append(Apply(wanted(self.port), "absent"))
-        status = {"observedGeneration": cluster.metadata.generation, "conditions": [condition("Ready", "True")]}
+        conditions = [condition(name, "True") for name in self.said]
+        status = {"observedGeneration": cluster.metadata.generation, "conditions": conditions}
         return Plan(tuple(actions), status, self.requeue_s)
 
     def refuse(self, body: Manifest, error: SpecError | LedgerError, _now: float) -> dict[str, Any]:
@@ -276,6 +287,75 @@ def test_what_the_server_never_accepts_is_said_in_status_and_event_and_not_retri
     assert (ready["status"], ready["reason"]) == ("False", "ApplyRefused")
     assert "by hand" in ready["message"]
     assert [place for place in world.api.objects if place[0] == "Event"]
+
+
+def test_a_refusal_for_want_of_a_quota_or_a_right_is_said_in_the_status_and_tried_again() -> None:
+    world = World()
+
+    class Full(MemoryCluster):
+        async def apply(self, manifest: Manifest, *, force: bool) -> Manifest:
+            raise ApiDenied("patch", 403, "exceeded quota: q")
+
+    world.executor.api = full = Full(world.api.objects)
+    world.executor.events.cluster = full
+    for now in (0.0, 60.0):
+        world.time.now = 1000.0 + now
+        with pytest.raises(ApiDenied):
+            world.look()
+    ready = world.api.objects["KVCacheCluster", "llm", "small"]["status"]["conditions"][0]
+    assert (ready["status"], ready["reason"]) == ("False", "ApplyRefused")
+    assert "exceeded quota: q" in ready["message"]
+    assert "raise the quota" in ready["message"]
+    # Nothing flips in between, so nothing is written again.
+    assert [verb for verb, _ in full.writes] == ["create", "status"]
+    world.executor.api = world.api
+    world.look()
+    assert world.api.objects["KVCacheCluster", "llm", "small"]["status"]["conditions"][0]["status"] == "True"
+
+
+@pytest.mark.parametrize("error", [ApiUnavailable("patch", 500, "failed calling webhook"), MasterSilent("no answer")])
+def test_what_keeps_the_next_step_from_being_taken_is_said_in_the_status(error: ApiError | MasterSilent) -> None:
+    world = World(said=("Ready", "Progressing"))
+
+    class Broken(MemoryCluster):
+        async def apply(self, manifest: Manifest, *, force: bool) -> Manifest:
+            raise error
+
+    world.executor.api = Broken(world.api.objects)
+    with pytest.raises(type(error)):
+        world.look()
+    ready, progressing = world.api.objects["KVCacheCluster", "llm", "small"]["status"]["conditions"]
+    assert progressing["message"] == f"m; {error}"
+    assert ready["message"] == "m"
+
+
+GOING = {**CLUSTER["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [FINALIZER, "theirs"]}
+
+
+def test_an_invalid_object_that_is_to_go_is_let_go() -> None:
+    world = World()
+    bad = {**CLUSTER, "metadata": GOING, "spec": {**CLUSTER["spec"], "roles": []}}
+    world.learn("KVCacheCluster", world.api.put(bad))
+    world.look()
+    assert world.api.objects["KVCacheCluster", "llm", "small"]["metadata"]["finalizers"] == ["theirs"]
+    assert world.look()[0] == "invalid"
+
+
+def test_an_invalid_object_that_is_paused_stays() -> None:
+    world = World()
+    bad = {**CLUSTER, "metadata": GOING, "spec": {**CLUSTER["spec"], "roles": [], "paused": True}}
+    world.learn("KVCacheCluster", world.api.put(bad))
+    assert world.look()[0] == "invalid"
+    assert FINALIZER in world.api.objects["KVCacheCluster", "llm", "small"]["metadata"]["finalizers"]
+
+
+def test_a_damaged_ledger_keeps_nobody_from_going() -> None:
+    world = World()
+    meta = {"name": "small-ports", "namespace": "llm", "labels": {"kvtier.dev/cluster": "small"}}
+    world.learn("ConfigMap", world.api.put({"kind": "ConfigMap", "metadata": meta, "data": {"x": "?"}}))
+    world.learn("KVCacheCluster", world.api.put({**CLUSTER, "metadata": GOING}))
+    world.look()
+    assert world.seen[-1].ledger == Ledger()
 
 
 def pod(name: str, **annotations: str) -> Manifest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtier_operator.controller.status_writer import same_status
+from kvtier_operator.controller.status_writer import same_status, with_obstacle
 
 
 def condition(kind: str, status: str = "True", **more: str) -> dict[str, str]:
@@ -29,3 +29,10 @@ def test_a_changed_message_a_new_field_and_a_field_that_went_are_news() -> None:
     assert not same_status(status(condition("A")), live)
     assert not same_status(status(condition("A"), leader={"pod": "m-0"}, phase="Ready"), live)
     assert not same_status(status(condition("A"), condition("B"), leader={"pod": "m-0"}), live)
+
+
+def test_no_message_is_longer_than_the_api_server_takes() -> None:
+    planned = status(condition("Ready"), condition("Progressing"))
+    ready, progressing = with_obstacle(planned, "x" * 50_000)["conditions"]
+    assert ready == condition("Ready")
+    assert len(progressing["message"]) == 2000
