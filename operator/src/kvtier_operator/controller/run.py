@@ -31,12 +31,16 @@ from kvtier_operator.controller.masters_poll import MasterPoller
 from kvtier_operator.controller.metrics import OperatorMetrics
 from kvtier_operator.controller.options import Options
 from kvtier_operator.controller.watching import Watching
+from kvtier_operator.kinds import CLUSTER_KIND, OPTIONAL_KINDS
 from kvtier_operator.labels import MANAGER
 from kvtier_operator.log import event
 from kvtier_operator.observed import Manifest
 from kvtier_operator.webhook.run import Webhook, WebhookOptions, make_webhook
 
 _LOG = logging.getLogger(__name__)
+
+_MAY_GO = frozenset(kind.plural for kind in (CLUSTER_KIND, *OPTIONAL_KINDS))
+"""Kinds that the API server has only while their definitions are there."""
 
 
 @dataclass(slots=True)
@@ -186,7 +190,7 @@ async def run_operator(options: Options, policy: Policy, stop: asyncio.Event) ->
 
     def count(request: Request) -> None:
         metrics.api_requests.labels(request.verb, request.resource, str(request.code)).inc()
-        if request.code == 0 or request.code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        if is_disturbing(request):
             operator.disturbed()
 
     async with AsyncExitStack() as stack:
@@ -206,6 +210,14 @@ async def run_operator(options: Options, policy: Policy, stop: asyncio.Event) ->
         event(_LOG, "starting", identity=options.identity, namespaces=",".join(options.namespaces) or "all")
         await _until(stop, asyncio.create_task(_work(operator, door)))
         event(_LOG, "stopped")
+
+
+def is_disturbing(request: Request) -> bool:
+    """True when the answer, or its absence, says that what we know of the server may not hold any more."""
+    if request.code == HTTPStatus.NOT_FOUND:
+        # An apply makes what is absent, unless the kind itself is.
+        return request.verb == "patch" and request.resource in _MAY_GO
+    return request.code == 0 or request.code >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 def _door(options: Options, operator: Operator, api: Cluster) -> Webhook | None:

@@ -81,7 +81,7 @@ class Watching:
     _chance: Random = field(default_factory=Random)
 
     def disturbed(self) -> None:
-        """The server did not answer, or a watch had a gap: what happened meanwhile may never be shown."""
+        """The server did not answer, a kind or a watch has gone: what happened meanwhile may never be shown."""
         self._doubt.set()
 
     def silence_s(self) -> float:
@@ -165,16 +165,21 @@ class Watching:
         self.warm.set()
 
     async def _check(self) -> None:
+        if not await self.api.serves(CLUSTER_KIND):
+            await self._until_defined()
+            self.waits_for = ""
+            await self._restart("the definition has come back")
+        kinds = await self._existing_kinds()
+        if kinds != self._kinds:
+            # Before the lists: one of a kind that exists no more cannot be had.
+            self._kinds = kinds
+            await self._restart("other kinds exist now")
         relist = self._relist()
         stale = await relist.missing(self._kinds)
         if stale:
             await self.pause(_GRACE_S)
             if await relist.repair(stale):
                 await self._restart("they had missed objects")
-        kinds = await self._existing_kinds()
-        if kinds != self._kinds:
-            self._kinds = kinds
-            await self._restart("other kinds exist now")
 
     async def _patiently(self, call: Callable[[], Awaitable[_Answer]]) -> _Answer:
         while True:

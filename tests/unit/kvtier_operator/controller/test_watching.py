@@ -6,12 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Any
 
+import pytest
 from kvtier_operator.cluster import Listed
 from kvtier_operator.controller.index import ClusterKey, Index, record_of
 from kvtier_operator.controller.informer import Deliver, Seen
+from kvtier_operator.controller.kube_client import Request
 from kvtier_operator.controller.metrics import OperatorMetrics
+from kvtier_operator.controller.run import is_disturbing
 from kvtier_operator.controller.watching import NO_DEFINITION, Watching
-from kvtier_operator.errors import ApiUnavailable
+from kvtier_operator.errors import ApiNotFound, ApiUnavailable
 from kvtier_operator.kinds import CLUSTER_KIND, Kind
 from kvtier_operator.labels import CLUSTER, MANAGED_BY, MANAGER
 from kvtier_operator.observed import ObjectRef
@@ -212,6 +215,70 @@ def test_kinds_that_appear_later_are_watched_and_made_known() -> None:
         assert "ServiceMonitor" in world.made[-1].kinds
 
     World().play(test)
+
+
+class Strict(MemoryCluster):
+    """Has no list of a kind that it does not have."""
+
+    defined = True
+
+    async def serves(self, kind: Kind) -> bool:
+        return await super().serves(kind) and (self.defined or kind != CLUSTER_KIND)
+
+    async def list_metadata(self, kind: Kind, namespace: str, selector: str) -> AsyncIterator[Listed]:
+        if not await self.serves(kind):
+            raise ApiNotFound("list", 404, "the server could not find the requested resource")
+        async for listed in super().list_metadata(kind, namespace, selector):
+            yield listed
+
+
+def test_kinds_that_go_are_watched_no_more_and_the_others_still_are() -> None:
+    api = Strict(optional={"ServiceMonitor"})
+
+    async def test(world: World, _watching: Watching) -> None:
+        assert "ServiceMonitor" in world.made[-1].kinds
+        api.optional = set()
+        api.put(service("unseen"))
+        await world.step()
+        await asyncio.sleep(0.05)
+        assert world.optional[-1] == frozenset()
+        assert "ServiceMonitor" not in world.made[-1].kinds
+        await world.step()
+        assert world.index.find("llm", ObjectRef("Service", "unseen")) is not None
+
+    World(api).play(test)
+
+
+def test_a_definition_that_goes_is_waited_for_and_the_watches_begin_anew() -> None:
+    api = Strict()
+
+    async def test(world: World, watching: Watching) -> None:
+        assert watching.warm.is_set()
+        api.defined = False
+        await world.step()
+        assert watching.waits_for == NO_DEFINITION
+        api.defined = True
+        await world.step()
+        await asyncio.sleep(0.05)
+        assert watching.waits_for == ""
+        assert [watches.running for watches in world.made] == [False, True]
+
+    World(api).play(test)
+
+
+@pytest.mark.parametrize(
+    ("request_", "disturbs"),
+    [
+        (Request("patch", "services", 0), True),
+        (Request("get", "services", 503), True),
+        (Request("patch", "servicemonitors", 404), True),
+        (Request("patch", "pods", 404), False),
+        (Request("get", "servicemonitors", 404), False),
+        (Request("patch", "services", 409), False),
+    ],
+)
+def test_what_makes_the_index_doubtful(request_: Request, disturbs: bool) -> None:
+    assert is_disturbing(request_) is disturbs
 
 
 def test_after_a_gap_of_a_watch_what_vanished_meanwhile_is_found_soon() -> None:
