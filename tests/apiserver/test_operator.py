@@ -470,6 +470,22 @@ def test_without_the_definition_the_operator_says_so_and_waits_for_it(
     wait_for("children", lambda: "Service/small-api" in children(installed, namespace))
 
 
+def test_a_definition_that_goes_and_comes_back_under_a_running_operator_is_served_again(
+    installed: ControlPlane, namespace: str, operator: OperatorProcess
+) -> None:
+    apply(installed, namespace, small_cluster("goes"))
+    wait_for("children", lambda: "Service/goes-api" in children(installed, namespace))
+    installed.kubectl("delete", "crd", CRD_NAME, "--timeout=60s")
+    try:
+        wait_for("that it is not ready", lambda: operator.status("/readyz") == 503)
+    finally:
+        install_definition(installed)
+    wait_for("that it is ready", lambda: operator.status("/readyz") == 200)
+    apply(installed, namespace, small_cluster("comes"))
+    wait_for("children", lambda: "Service/comes-api" in children(installed, namespace))
+    assert operator.running
+
+
 def test_an_upgrade_of_the_definition_writes_nothing_and_stops_nothing(
     installed: ControlPlane, namespace: str, operator: OperatorProcess
 ) -> None:

@@ -28,6 +28,7 @@ from kvtier_operator.labels import MANAGED_BY, MANAGER
 
 INACTIVITY_S = 70.0
 """A watch that is silent for longer, bookmarks included, is dead and gets replaced."""
+_BEAT_S = 0.2
 _RESTART_S = (0.5, 1, 2, 5, 10)
 
 _LOG = logging.getLogger(__name__)
@@ -110,7 +111,10 @@ class Informer:
             self._stop.wait(_RESTART_S[min(failures, len(_RESTART_S) - 1)])
 
     async def _watch(self) -> None:
-        heart = asyncio.create_task(self._keep_beating())
+        # Not the own event: kopf would wait for it in a thread that cannot be cancelled, so that a kopf that has
+        # failed would never end.
+        ended = asyncio.Event()
+        heart = asyncio.create_task(self._keep_beating(ended))
         try:
             await kopf.operator(
                 registry=self._registry(),
@@ -118,15 +122,16 @@ class Informer:
                 standalone=True,
                 clusterwide=not self.namespaces,
                 namespaces=tuple(self.namespaces),
-                stop_flag=self._stop,
+                stop_flag=ended,
             )
         finally:
             heart.cancel()
 
-    async def _keep_beating(self) -> None:
-        while True:
+    async def _keep_beating(self, ended: asyncio.Event) -> None:
+        while not self._stop.is_set():
             self._beat = time.monotonic()
-            await asyncio.sleep(1)
+            await asyncio.sleep(_BEAT_S)
+        ended.set()
 
     def _registry(self) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()

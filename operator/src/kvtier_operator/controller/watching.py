@@ -202,7 +202,11 @@ class Watching:
         def deliver(record: Record, seen: Seen) -> None:
             loop.call_soon_threadsafe(self._take, record, seen)
 
-        self._informer = self.informer(self._kinds, self.namespaces, deliver, self.metrics.informer_restarts.inc)
+        def restarted() -> None:
+            self.metrics.informer_restarts.inc()
+            loop.call_soon_threadsafe(self.disturbed)
+
+        self._informer = self.informer(self._kinds, self.namespaces, deliver, restarted)
         self._informer.start()
 
     def _take(self, record: Record, seen: Seen) -> None:
