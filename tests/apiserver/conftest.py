@@ -15,6 +15,13 @@ from kvtier_operator.testing import binaries
 from kvtier_operator.testing.control_plane import APISERVER, PROGRAMS, ControlPlane
 from kvtier_operator.testing.control_plane_commands import User
 from kvtier_operator.testing.hollow_nodes import HollowNodes
+from kvtier_operator.testing.installation import (
+    OPERATOR,
+    OPERATOR_NAMESPACE,
+    install_definition,
+    install_rights,
+)
+from kvtier_operator.testing.operator_process import OperatorProcess
 
 HERE = Path(__file__).parent
 OPERATOR_USER = User("kvtier-operator")
@@ -79,3 +86,19 @@ def hollow_nodes(control_plane: ControlPlane) -> Iterator[HollowNodes]:
     """Three nodes on which pods become ready at once; without them pods stay pending."""
     with HollowNodes(control_plane.api) as nodes:
         yield nodes
+
+
+@pytest.fixture(scope="module")
+def installed(control_plane: ControlPlane) -> ControlPlane:
+    """With our definition, and the rights of the deployed operator for its user."""
+    install_definition(control_plane)
+    install_rights(control_plane, OPERATOR)
+    return control_plane
+
+
+@pytest.fixture
+def operator(installed: ControlPlane) -> Iterator[OperatorProcess]:
+    """An operator that looks after every namespace."""
+    where = f"--operator_namespace={OPERATOR_NAMESPACE}"
+    with OperatorProcess(installed.kubeconfig_of(OPERATOR), where, identity="one") as process:
+        yield process

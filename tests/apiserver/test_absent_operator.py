@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import yaml
 from kvtier_operator.testing.control_plane import ControlPlane
-from kvtier_operator.testing.installation import (
-    OPERATOR,
-    OPERATOR_NAMESPACE,
-    install_definition,
-    install_rights,
-    small_cluster,
-)
+from kvtier_operator.testing.installation import small_cluster
 from kvtier_operator.testing.operator_process import OperatorProcess
 from kvtier_operator.testing.serving import eventually
+from kvtier_operator.testing.waiting import wait_for
 
-PATIENCE_S = 60.0
-"""The garbage collector hears of a new definition half a minute late."""
 KINDS = "kvc,sts,deploy,svc,cm,sa,pdb,netpol"
 
 pytestmark = pytest.mark.apiserver
-
-
-@pytest.fixture
-def operator(control_plane: ControlPlane) -> Iterator[OperatorProcess]:
-    install_definition(control_plane)
-    install_rights(control_plane, OPERATOR)
-    where = f"--operator_namespace={OPERATOR_NAMESPACE}"
-    with OperatorProcess(control_plane.kubeconfig_of(OPERATOR), where, identity="one") as process:
-        yield process
 
 
 def objects(control_plane: ControlPlane, namespace: str) -> list[str]:
@@ -43,8 +25,8 @@ def make(control_plane: ControlPlane, namespace: str, policy: str) -> None:
     """A cluster with its children and its finalizer, if it has one."""
     manifest = yaml.safe_dump(small_cluster("qwen", deletion={"policy": policy}))
     control_plane.kubectl("apply", "-n", namespace, "-f", "-", stdin=manifest)
-    assert eventually(lambda: "service/qwen-api" in objects(control_plane, namespace), PATIENCE_S)
-    assert eventually(lambda: any("qwen-engine-" in name for name in objects(control_plane, namespace)), PATIENCE_S)
+    wait_for("the Service", lambda: "service/qwen-api" in objects(control_plane, namespace))
+    wait_for("a set", lambda: any("qwen-engine-" in name for name in objects(control_plane, namespace)))
 
 
 def test_without_an_operator_a_deleted_cluster_goes_with_everything_it_had(
@@ -53,7 +35,7 @@ def test_without_an_operator_a_deleted_cluster_goes_with_everything_it_had(
     make(control_plane, namespace, "Immediate")
     operator.kill()
     control_plane.kubectl("delete", "kvc", "qwen", "-n", namespace)
-    assert eventually(lambda: not objects(control_plane, namespace), PATIENCE_S), objects(control_plane, namespace)
+    wait_for("the end of every object", lambda: not objects(control_plane, namespace))
 
 
 def test_a_drained_deletion_waits_for_the_next_operator(
@@ -65,4 +47,4 @@ def test_a_drained_deletion_waits_for_the_next_operator(
     control_plane.kubectl("delete", "kvc", "qwen", "-n", namespace, "--wait=false")
     assert not eventually(lambda: objects(control_plane, namespace) != before, 3)
     operator.start()
-    assert eventually(lambda: not objects(control_plane, namespace), PATIENCE_S), objects(control_plane, namespace)
+    wait_for("the end of every object", lambda: not objects(control_plane, namespace))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
 
@@ -17,34 +17,20 @@ from kvtier_operator.testing.control_plane import ControlPlane
 from kvtier_operator.testing.installation import (
     OPERATOR,
     OPERATOR_NAMESPACE,
-    install_definition,
-    install_rights,
     stored_cluster,
 )
 from kvtier_operator.testing.operator_process import OperatorProcess
-
-PATIENCE_S = 40.0
+from kvtier_operator.testing.waiting import wait_for
 
 pytestmark = pytest.mark.apiserver
 
 
 @pytest.fixture
-def running(control_plane: ControlPlane, namespace: str) -> Iterator[ControlPlane]:
-    install_definition(control_plane)
-    install_rights(control_plane, OPERATOR)
-    control_plane.kubectl("delete", "configmap", HOST_LEDGER, "-n", OPERATOR_NAMESPACE, "--ignore-not-found")
+def running(installed: ControlPlane, namespace: str) -> Iterator[ControlPlane]:
+    installed.kubectl("delete", "configmap", HOST_LEDGER, "-n", OPERATOR_NAMESPACE, "--ignore-not-found")
     flags = (f"--operator_namespace={OPERATOR_NAMESPACE}", f"--namespace={namespace}")
-    with OperatorProcess(control_plane.kubeconfig_of(OPERATOR), *flags):
-        yield control_plane
-
-
-def wait_for(what: str, done: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (answer := done()):
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {PATIENCE_S:.0f} s: {what}")
-        time.sleep(0.1)
-    return answer
+    with OperatorProcess(installed.kubeconfig_of(OPERATOR), *flags):
+        yield installed
 
 
 def on_host(name: str, port: int) -> str:

@@ -7,31 +7,28 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from kvtier_operator.planning.ledger_data import read_slots
-from kvtier_operator.planning.ports import MasterPort
+from kvtier_operator.testing.answering_masters import answering_masters
 from kvtier_operator.testing.api_client import ApiError
 from kvtier_operator.testing.control_plane import ControlPlane
-from kvtier_operator.testing.fake_masters import MasterServers
 from kvtier_operator.testing.hollow_nodes import HollowNodes
 from kvtier_operator.testing.installation import (
     CRD_NAME,
     OPERATOR,
     OPERATOR_NAMESPACE,
     install_definition,
-    install_rights,
     small_cluster,
     stored_cluster,
 )
 from kvtier_operator.testing.operator_process import OperatorProcess
+from kvtier_operator.testing.waiting import PATIENCE_S, wait_for
 
-PATIENCE_S = 40.0
 STRANGER = "stranger"
 """A user of the control plane without any rights of its own."""
 KINDS = "sts,deploy,svc,cm,sa,pdb,netpol"
@@ -39,13 +36,6 @@ OURS = "app.kubernetes.io/managed-by=kvtier-operator"
 API = "/apis/kvtier.dev/v1alpha1/namespaces/{}/kvcacheclusters/{}"
 
 pytestmark = pytest.mark.apiserver
-
-
-@pytest.fixture(scope="module")
-def installed(control_plane: ControlPlane) -> ControlPlane:
-    install_definition(control_plane)
-    install_rights(control_plane, OPERATOR)
-    return control_plane
 
 
 @pytest.fixture
@@ -64,16 +54,6 @@ def start(installed: ControlPlane) -> Iterator[Callable[..., OperatorProcess]]:
 @pytest.fixture
 def operator(start: Callable[..., OperatorProcess]) -> OperatorProcess:
     return start(identity="one")
-
-
-def wait_for(what: str, done: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
-    """The first true answer."""
-    deadline = time.monotonic() + patience_s
-    while not (answer := done()):
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {patience_s:.0f} s: {what}")
-        time.sleep(0.1)
-    return answer
 
 
 def apply(installed: ControlPlane, namespace: str, manifest: dict[str, Any]) -> None:
@@ -141,33 +121,12 @@ def settle(installed: ControlPlane, namespace: str, quiet_s: float = 1.5) -> Non
         assert time.monotonic() < deadline, f"the operator does not stop writing: {seen[0][-10:]}"
 
 
-@contextmanager
-def answering_masters(
-    installed: ControlPlane, nodes: HollowNodes, namespace: str, name: str
-) -> Iterator[MasterServers]:
-    """Masters that answer at the addresses of the hollow pods; master 0 leads."""
-
-    def admin_port() -> int:
-        workload = read(installed, f"/apis/apps/v1/namespaces/{namespace}/statefulsets/{name}-master") or {}
-        text = workload.get("metadata", {}).get("annotations", {}).get("kvtier.dev/port-block", "")
-        return next((block.port(MasterPort.ADMIN) for block in read_slots(text).values()), 0)
-
-    port = wait_for("a set of masters", admin_port)
-    with MasterServers(port) as masters:
-        for slot in range(3):
-            address = wait_for("an address", partial(nodes.address, namespace, f"{name}-master-{slot}"))
-            masters.start(address)
-            masters.leader = masters.leader or address
-        masters.segments = tuple(f"{name}-store-dram-{slot}.{name}-store-dram.{namespace}.svc:1" for slot in range(2))
-        yield masters
-
-
 def test_a_manifest_becomes_a_ready_cluster_and_applying_it_twice_changes_nothing(
     installed: ControlPlane, namespace: str, hollow_nodes: HollowNodes, operator: OperatorProcess
 ) -> None:
     manifest = stored_cluster("qwen")
     apply(installed, namespace, manifest)
-    with answering_masters(installed, hollow_nodes, namespace, "qwen") as masters:
+    with answering_masters(installed, hollow_nodes, namespace, "qwen", {"dram": 2}) as masters:
         wait_for("Ready", lambda: is_true(installed, namespace, "qwen", "Ready"))
         expected = {
             "StatefulSet/qwen-etcd",
@@ -221,7 +180,7 @@ def test_a_pool_gets_smaller_only_when_the_node_s_objects_have_moved(
     assert operator.running
     apply(installed, namespace, stored_cluster("qwen"))
     sets = f"/apis/apps/v1/namespaces/{namespace}/statefulsets/qwen-store-dram"
-    with answering_masters(installed, hollow_nodes, namespace, "qwen") as masters:
+    with answering_masters(installed, hollow_nodes, namespace, "qwen", {"dram": 2}) as masters:
         wait_for("Ready", lambda: is_true(installed, namespace, "qwen", "Ready"))
         apply(installed, namespace, stored_cluster("qwen", nodes=1))
         wait_for("a drain job", lambda: masters.jobs)

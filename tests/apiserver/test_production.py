@@ -11,18 +11,14 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
 import yaml
-from kvtier_operator.planning.ledger_data import read_slots
-from kvtier_operator.planning.ports import MasterPort
+from kvtier_operator.testing.answering_masters import answering_masters
 from kvtier_operator.testing.api_client import ApiError
 from kvtier_operator.testing.control_plane import ControlPlane
-from kvtier_operator.testing.fake_masters import MasterServers
 from kvtier_operator.testing.hollow_nodes import HollowNodes
 from kvtier_operator.testing.hollow_registry import NodeShape
 from kvtier_operator.testing.installation import (
@@ -33,9 +29,9 @@ from kvtier_operator.testing.installation import (
     install_rights,
 )
 from kvtier_operator.testing.operator_process import OperatorProcess
+from kvtier_operator.testing.waiting import wait_for
 
 EXAMPLE = ROOT / "examples" / "production.yaml"
-PATIENCE_S = 60.0
 STANDARD_KINDS = "sts,deploy,svc,cm,sa,pdb,netpol"
 KINDS = f"{STANDARD_KINDS},servicemonitors,prometheusrules"
 BAD = frozenset({"Degraded", "RolloutHalted", "DrainBlocked", "TransportPlaintext", "Progressing"})
@@ -123,15 +119,6 @@ def nodes(control_plane: ControlPlane) -> Iterator[HollowNodes]:
         yield running
 
 
-def wait_for(what: str, done: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (answer := done()):
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {PATIENCE_S:.0f} s: {what}")
-        time.sleep(0.2)
-    return answer
-
-
 class Seen:
     """What the namespace holds."""
 
@@ -164,11 +151,6 @@ class Seen:
         time.sleep(2)
         return before if self.versions() == before else None
 
-    def admin_port(self) -> int:
-        path = f"/apis/apps/v1/namespaces/{self._namespace}/statefulsets/production-master"
-        text = self._read(path).get("metadata", {}).get("annotations", {}).get("kvtier.dev/port-block", "")
-        return next((block.port(MasterPort.ADMIN) for block in read_slots(text).values()), 0)
-
     def _read(self, path: str) -> dict[str, Any]:
         try:
             return self._control_plane.api.get(path)
@@ -176,23 +158,6 @@ class Seen:
             if error.status == 404:
                 return {}
             raise
-
-
-@contextmanager
-def answering_masters(seen: Seen, nodes: HollowNodes, namespace: str) -> Iterator[MasterServers]:
-    """Masters that answer at the addresses of the hollow pods; one leads and lists every storage node."""
-    port = wait_for("a set of masters", seen.admin_port)
-    with MasterServers(port) as masters:
-        for slot in range(3):
-            address = wait_for("an address", partial(nodes.address, namespace, f"production-master-{slot}"))
-            masters.start(address)
-            masters.leader = masters.leader or address
-        masters.segments = tuple(
-            f"production-store-{pool}-{slot}.production-store-{pool}.{namespace}.svc:1"
-            for pool, size in (("dram", 4), ("spare", 2))
-            for slot in range(size)
-        )
-        yield masters
 
 
 def wanted_children() -> set[str]:
@@ -213,7 +178,7 @@ def test_the_example_for_production_becomes_ready_rests_and_ends_in_order(
 ) -> None:
     seen = Seen(control_plane, namespace)
     seen.kubectl("apply", "-f", str(EXAMPLE))
-    with answering_masters(seen, nodes, namespace):
+    with answering_masters(control_plane, nodes, namespace, "production", {"dram": 4, "spare": 2}):
         wait_for("Ready", lambda: seen.conditions().get("Ready") == "True")
         ledger = "ConfigMap/production-ports"
         assert revisions_apart(seen.children()) == revisions_apart({*wanted_children(), ledger})

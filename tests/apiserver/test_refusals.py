@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,23 +13,14 @@ from kvtier_operator.testing.control_plane import ControlPlane
 from kvtier_operator.testing.installation import (
     OPERATOR,
     OPERATOR_NAMESPACE,
-    install_definition,
-    install_rights,
     small_cluster,
 )
 from kvtier_operator.testing.operator_process import OperatorProcess
+from kvtier_operator.testing.waiting import wait_for
 
-PATIENCE_S = 40.0
 API = "/apis/kvtier.dev/v1alpha1/namespaces/{}/kvcacheclusters/{}"
 
 pytestmark = pytest.mark.apiserver
-
-
-@pytest.fixture(scope="module")
-def installed(control_plane: ControlPlane) -> ControlPlane:
-    install_definition(control_plane)
-    install_rights(control_plane, OPERATOR)
-    return control_plane
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +28,6 @@ def operator(installed: ControlPlane) -> Iterator[OperatorProcess]:
     where = f"--operator_namespace={OPERATOR_NAMESPACE}"
     with OperatorProcess(installed.kubeconfig_of(OPERATOR), where, identity="one") as process:
         yield process
-
-
-def wait_for(what: str, done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not done():
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {PATIENCE_S:.0f} s: {what}")
-        time.sleep(0.1)
 
 
 def apply(installed: ControlPlane, namespace: str, manifest: dict[str, Any]) -> None:

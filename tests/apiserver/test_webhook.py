@@ -29,6 +29,7 @@ from kvtier_operator.testing.installation import (
     small_cluster,
 )
 from kvtier_operator.testing.operator_process import OperatorProcess
+from kvtier_operator.testing.waiting import wait_for
 from kvtier_operator.webhook.certificates import Certificates
 from kvtier_operator.webhook.keeper import CertificateKeeper
 from kvtier_operator.webhook.run import Webhook, WebhookOptions
@@ -138,15 +139,6 @@ class Door:
 def door(installed: ControlPlane, fresh_start: None) -> Iterator[Door]:
     with Door(installed).open() as opened:
         yield opened
-
-
-def wait_for(what: str, done: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (answer := done()):
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {PATIENCE_S:.0f} s: {what}")
-        time.sleep(0.05)
-    return answer
 
 
 def refusal(installed: ControlPlane, *arguments: str, stdin: str = "") -> str:
