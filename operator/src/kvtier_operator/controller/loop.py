@@ -25,7 +25,7 @@ from kvtier_operator.controller.masters_poll import MasterPoller
 from kvtier_operator.controller.metrics import OperatorMetrics
 from kvtier_operator.controller.observe import Surroundings, observe, poll_targets
 from kvtier_operator.controller.pace import Pace
-from kvtier_operator.controller.status_writer import StatusWriter, with_obstacle
+from kvtier_operator.controller.status_writer import StatusWriter
 from kvtier_operator.controller.work_queue import WorkQueue
 from kvtier_operator.errors import (
     ApiConflict,
@@ -45,7 +45,7 @@ from kvtier_operator.log import event
 from kvtier_operator.observed import Manifest, Observed
 from kvtier_operator.planning.actions import Emit, Plan
 from kvtier_operator.spec_rules import accept
-from kvtier_operator.status import refused_status
+from kvtier_operator.status import hindered_status, refused_status
 
 LEDGER_S = 15.0
 """Between two looks at a damaged ledger."""
@@ -227,7 +227,7 @@ class Controller:
         except (MasterSilent, ApiUnavailable) as error:
             # 500 is what somebody's broken webhook makes of our writes. The rest passes, or nothing can be written.
             if isinstance(error, MasterSilent) or error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-                await self._save_status(scene.key, record.uid, with_obstacle(plan.status, str(error)))
+                await self._save_status(scene.key, record.uid, hindered_status(plan.status, str(error)))
             raise
         wrote = await self._save_status(scene.key, record.uid, plan.status)
         acted = any(not isinstance(action, Emit) for action in plan.actions)

@@ -1,4 +1,4 @@
-"""Writes a cluster's status where it differs from the one that stands there. IO, by `apply`."""
+"""Writes a cluster's status where it differs from the one that stands there, by `apply`. IO."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 
 from kvtier_operator.controller.apply import Executor
 from kvtier_operator.controller.index import ClusterKey, Record
-
-_LONGEST_MESSAGE = 2000
 
 
 @dataclass(slots=True)
@@ -55,22 +53,6 @@ def same_status(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
     ours = {item["type"] for item in wanted.get("conditions") or ()}
     conditions = [item for item in live.get("conditions") or () if item.get("type") in ours]
     return _text(_sorted(wanted)) == _text(_sorted({**live, "conditions": conditions}))
-
-
-def with_obstacle(status: Mapping[str, Any], obstacle: str) -> dict[str, Any]:
-    """The status with the news that the next step failed and is tried again.
-
-    Args:
-        status: as planned.
-        obstacle: what failed, and why.
-    """
-    conditions = [
-        {**item, "message": f"{item['message']}; {obstacle}".removeprefix("; ")[:_LONGEST_MESSAGE]}
-        if item["type"] == "Progressing"
-        else item
-        for item in status.get("conditions") or ()
-    ]
-    return {**status, "conditions": conditions}
 
 
 def _sorted(status: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from kvtier_operator.api import Truth
 from kvtier_operator.api.units import timestamp
 
-_LONGEST_MESSAGE = 2000
+LONGEST_MESSAGE = 2000
 _LISTED = 3
 
 
@@ -76,7 +76,7 @@ def _written(judgement: Judgement, before: Mapping[str, Any], generation: int, n
         "type": judgement.name,
         "status": str(judgement.truth),
         "reason": judgement.reason,
-        "message": judgement.message[:_LONGEST_MESSAGE],
+        "message": judgement.message[:LONGEST_MESSAGE],
         "observedGeneration": generation,
         "lastTransitionTime": since or timestamp(now),
     }

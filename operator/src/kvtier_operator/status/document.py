@@ -10,7 +10,7 @@ from kvtier_operator.errors import LedgerError, SpecError
 from kvtier_operator.observed import Manifest, Observed
 from kvtier_operator.planning.progress import Progress
 from kvtier_operator.status.components import component_judgements
-from kvtier_operator.status.conditions import Judgement, failed, held, sentences, written
+from kvtier_operator.status.conditions import LONGEST_MESSAGE, Judgement, failed, held, sentences, written
 from kvtier_operator.status.facts import gather
 from kvtier_operator.status.overall import available, degraded, progressing, ready
 from kvtier_operator.status.phase import Phase, phase_of
@@ -113,6 +113,22 @@ def refused_status(planned: Mapping[str, Any], live: Mapping[str, Any], message:
     generation = int(planned.get("observedGeneration") or 0)
     judged = written(news, live.get("conditions") or (), generation, now)
     return {**planned, "phase": str(Phase.DEGRADED), "conditions": _replaced(planned, judged)}
+
+
+def hindered_status(planned: Mapping[str, Any], obstacle: str) -> dict[str, Any]:
+    """The status with the news that the next step failed and is tried again.
+
+    Args:
+        planned: the status without that news.
+        obstacle: what failed, and why.
+    """
+    conditions = [
+        {**one, "message": f"{one['message']}; {obstacle}".removeprefix("; ")[:LONGEST_MESSAGE]}
+        if one["type"] == "Progressing"
+        else one
+        for one in planned.get("conditions") or ()
+    ]
+    return {**planned, "conditions": conditions}
 
 
 def _set_aside(body: Manifest, news: Sequence[Judgement], phase: Phase, now: float) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtier_operator.controller.status_writer import same_status, with_obstacle
+from kvtier_operator.controller.status_writer import same_status
+from kvtier_operator.status import hindered_status
 
 
 def condition(kind: str, status: str = "True", **more: str) -> dict[str, str]:
@@ -33,6 +34,6 @@ def test_a_changed_message_a_new_field_and_a_field_that_went_are_news() -> None:
 
 def test_no_message_is_longer_than_the_api_server_takes() -> None:
     planned = status(condition("Ready"), condition("Progressing"))
-    ready, progressing = with_obstacle(planned, "x" * 50_000)["conditions"]
+    ready, progressing = hindered_status(planned, "x" * 50_000)["conditions"]
     assert ready == condition("Ready")
     assert len(progressing["message"]) == 2000
