@@ -110,6 +110,10 @@ class ForeignObject(OperatorError):
     """An object of somebody else has the name of one of ours. It is left alone."""
 
 
+class ForeignLedger(ForeignObject):
+    """The object in the place of the port ledger is not ours, so that there can be no ports."""
+
+
 class ApiError(OperatorError):
     """The Kubernetes API did not do what it was asked.
 

@@ -20,12 +20,13 @@ from kvtier_operator.cluster import Cluster
 from kvtier_operator.controller.events import Events
 from kvtier_operator.controller.index import ClusterKey, Index, Record, record_of
 from kvtier_operator.controller.leadership import Fence
+from kvtier_operator.controller.ledger_object import is_ledger, ledger_manifest
 from kvtier_operator.controller.masters import AdminAddress, DrainUnsupported, MasterAdmin, MasterSilent, MastersView
 from kvtier_operator.controller.metrics import OperatorMetrics
 from kvtier_operator.controller.observe import NO_DRAIN_JOBS, ledger_place
-from kvtier_operator.errors import ApiConflict, ApiNotFound, ForeignObject
+from kvtier_operator.errors import ApiConflict, ApiNotFound, ForeignLedger, ForeignObject
 from kvtier_operator.kinds import CLUSTER_KIND, CONFIG_MAP_KIND, KINDS, POD_KIND, Kind
-from kvtier_operator.labels import APPLIED_HASH, DRAIN_JOB, DRAIN_SINCE, FINALIZER, MANAGED_BY, NAME, PART_OF
+from kvtier_operator.labels import APPLIED_HASH, DRAIN_JOB, DRAIN_SINCE, FINALIZER
 from kvtier_operator.log import event
 from kvtier_operator.observed import Manifest, ObjectRef, observed_object
 from kvtier_operator.planning.actions import (
@@ -41,8 +42,6 @@ from kvtier_operator.planning.actions import (
     SetFinalizer,
     StartDrain,
 )
-from kvtier_operator.planning.ledger_data import ledger_data
-from kvtier_operator.resources.objects.manifests import child_labels, owner_reference
 
 _LOG = logging.getLogger(__name__)
 
@@ -164,28 +163,29 @@ class Executor:
         self._say("labelled", scene, ObjectRef(POD_KIND.name, action.name), action.why)
 
     async def _save_ledger(self, action: SaveLedger, scene: Scene) -> None:
-        namespace, name = ledger_place(scene.cluster, self.operator_namespace)
-        shared = scene.cluster.transport.host_network
-        meta: dict[str, Any] = {
-            "namespace": namespace,
-            "name": name,
-            "labels": _ledger_labels(scene.cluster, shared=shared),
-        }
-        if not shared:
-            meta["ownerReferences"] = [owner_reference(scene.cluster)]
-        manifest: Manifest = {
-            "apiVersion": CONFIG_MAP_KIND.api,
-            "kind": CONFIG_MAP_KIND.name,
-            "metadata": meta,
-            "data": ledger_data(action.ledger),
-        }
+        namespace, name = place = ledger_place(scene.cluster, self.operator_namespace)
+        manifest = ledger_manifest(scene.cluster, action.ledger, place)
         if action.ledger.resource_version:
-            meta["resourceVersion"] = action.ledger.resource_version
             written = await self.api.replace(CONFIG_MAP_KIND, namespace, name, manifest)
         else:
-            written = await self.api.create(CONFIG_MAP_KIND, namespace, manifest)
+            try:
+                written = await self.api.create(CONFIG_MAP_KIND, namespace, manifest)
+            except ApiConflict:
+                await self._find_ledger(scene, place, manifest["metadata"]["labels"])
+                raise  # planned without knowing it
         self._learn(CONFIG_MAP_KIND, written)
         self._say("saved", scene, ObjectRef(CONFIG_MAP_KIND.name, name), "port blocks changed")
+
+    async def _find_ledger(self, scene: Scene, place: tuple[str, str], labels: Mapping[str, str]) -> None:
+        """One exists that no watch shows. If it is ours, its labels were taken away."""
+        namespace, name = place
+        live = await self.api.get(CONFIG_MAP_KIND, namespace, name)
+        if live is None:
+            return
+        if not is_ledger(scene.cluster, live):
+            raise ForeignLedger(f"ConfigMap {namespace}/{name} is not ours: delete it, or rename it or the cluster")
+        patch = {"metadata": {"uid": live["metadata"]["uid"], "labels": labels}}
+        self._learn(CONFIG_MAP_KIND, await self.api.merge(CONFIG_MAP_KIND, namespace, name, patch))
 
     async def _start_drain(self, action: StartDrain, scene: Scene) -> None:
         segment = scene.view.segments.get(action.pod, action.segment)
@@ -275,8 +275,3 @@ def _leader(scene: Scene) -> AdminAddress:
     if scene.view.leader is None:
         raise MasterSilent("no master leads now")
     return scene.view.leader
-
-
-def _ledger_labels(cluster: KVCacheCluster, *, shared: bool) -> dict[str, str]:
-    own = child_labels(cluster)
-    return {name: own[name] for name in (NAME, PART_OF, MANAGED_BY)} if shared else own

@@ -34,6 +34,7 @@ from kvtier_operator.errors import (
     ApiInvalid,
     ApiNotFound,
     ApiUnavailable,
+    ForeignLedger,
     ForeignObject,
     LedgerError,
     NamespaceEnding,
@@ -48,7 +49,7 @@ from kvtier_operator.spec_rules import accept
 from kvtier_operator.status import hindered_status, refused_status
 
 LEDGER_S = 15.0
-"""Between two looks at a damaged ledger."""
+"""Between two looks at a ledger that is damaged or not ours."""
 PASS_TIMEOUT_S = 60.0
 NAMESPACE_S = 5.0
 """After which a cluster in a namespace that is being deleted is looked at again."""
@@ -214,6 +215,9 @@ class Controller:
         try:
             for action in plan.actions:
                 await self.executor.carry_out(action, scene)
+        except ForeignLedger as error:
+            await self._tell(scene, record, plan, str(error))
+            return "conflict", LEDGER_S
         except ForeignObject as error:
             # The next pass sees the object, and its status says so.
             event(_LOG, "refused", level=logging.WARNING, cluster=scene.key, error=error)

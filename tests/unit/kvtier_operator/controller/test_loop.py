@@ -411,6 +411,32 @@ def test_a_ledger_is_made_then_replaced_and_a_race_is_lost_safely() -> None:
     assert stored["ownerReferences"][0]["uid"] == "cluster-uid"
 
 
+def test_a_ledger_without_its_labels_is_found_again() -> None:
+    world = World()
+    ledger = Ledger({BlockKey("llm.small.cluster-uid", "master", "", -1): Entry(PortBlock(20000, 20002))})
+    world.do(SaveLedger(ledger))
+    stored = world.api.objects["ConfigMap", "llm", "small-ports"]
+    del stored["metadata"]["labels"]
+    world.index.remove("llm", ObjectRef("ConfigMap", "small-ports"), stored["metadata"]["uid"])
+    with pytest.raises(ApiConflict):
+        world.do(SaveLedger(ledger))
+    assert world.api.objects["ConfigMap", "llm", "small-ports"]["metadata"]["labels"][MANAGED_BY] == MANAGER
+    world.look()
+    assert world.seen[-1].ledger.entries == ledger.entries
+
+
+def test_somebody_else_s_object_in_the_place_of_the_ledger_is_told_and_left_alone() -> None:
+    world = World()
+    theirs = {"kind": "ConfigMap", "metadata": {"name": "small-ports", "namespace": "llm"}, "data": {"a": "b"}}
+    world.api.put(theirs)
+    world.actions = [SaveLedger(Ledger())]
+    assert world.look() == ("conflict", LEDGER_S)
+    ready = world.api.objects["KVCacheCluster", "llm", "small"]["status"]["conditions"][0]
+    assert (ready["status"], ready["reason"]) == ("False", "ApplyRefused")
+    assert "llm/small-ports is not ours" in ready["message"]
+    assert world.api.objects["ConfigMap", "llm", "small-ports"]["data"] == {"a": "b"}
+
+
 def test_a_drain_is_started_at_the_leader_remembered_on_the_pod_and_ended() -> None:
     world = World()
     uid = world.api.put(pod("small-store-dram-0"))["metadata"]["uid"]
