@@ -128,9 +128,9 @@ def test_a_node_waits_for_its_master() -> None:
         node, http_port = node_argv(master.address)
         node.start()
         try:
-            node.wait_until(lambda: http_status(http_port, "/health") == 200, 10.0)
+            node.wait_until(lambda: http_status(http_port, "/health") == 200, 30.0)
             assert http_status(http_port, "/ready") == 503
-            assert "waiting for the master" in node.log_tail()
+            node.wait_until(lambda: "waiting for the master" in node.log_tail(), 10.0)
             master.start()
             node.wait_until(lambda: http_status(http_port, "/ready") == 200, 20.0)
         finally:
@@ -150,7 +150,7 @@ def test_a_node_without_master_gives_up_and_says_why() -> None:
 def test_a_node_that_is_told_to_stop_while_it_waits_stops() -> None:
     node, http_port = node_argv(f"127.0.0.1:{free_port()}")
     node.start()
-    node.wait_until(lambda: http_status(http_port, "/health") == 200, 10.0)
+    node.wait_until(lambda: http_status(http_port, "/health") == 200, 30.0)
     node.signal(signal.SIGTERM)
     assert node.process is not None
     assert node.process.wait(10) == 0

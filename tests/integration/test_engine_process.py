@@ -169,7 +169,7 @@ def check_disconnect(running: Engine) -> None:
 def check_drain(running: Engine) -> None:
     """A running request ends whole, new ones are refused, then the process ends."""
     answers: list[Any] = []
-    long = {"max_tokens": 300, "ignore_eos": True}
+    long = {"max_tokens": 600, "ignore_eos": True}  # still running when everything below has been asked
     thread = threading.Thread(target=lambda: answers.append(running.complete(**long)["usage"]))
     thread.start()
     running.child.wait_until(lambda: "num_running_requests 1.0" in running.http.get("/metrics").text, 30)
@@ -178,7 +178,7 @@ def check_drain(running: Engine) -> None:
     assert running.http.post("/v1/completions", json={"prompt": "x"}).status_code == 503
     assert http_status(running.port, "/health") == 200
     thread.join()
-    assert answers[0]["completion_tokens"] == 300
+    assert answers[0]["completion_tokens"] == 600
     assert running.exit_code() == 0
     assert "draining signal=SIGTERM" in running.log
     assert "stopped exit_code=0" in running.log
