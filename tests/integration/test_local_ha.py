@@ -37,6 +37,7 @@ PROMPTS = [
     )
     for voyage in range(1, 4)
 ]
+KEPT = "Nobody asks about the lighthouse while the leaders change. " * 9
 
 
 class Up:
@@ -60,12 +61,19 @@ class Up:
         argv = (KVTIER, "status", "ha", f"--state-dir={self.state_dir}", *options)
         return subprocess.run(argv, capture_output=True, text=True, check=False)
 
+    def good_status(self, *options: str) -> str:
+        """What it prints when everything is ready: a busy etcd may be late with an answer now and then."""
+        deadline = time.monotonic() + 40
+        while (told := self.status(*options)).returncode != 0:
+            assert time.monotonic() < deadline, told.stdout + told.stderr
+        return told.stdout
+
     def processes(self) -> dict[str, ProcessReport]:
         state = read_state(self.state_dir / "ha" / STATE_FILE)
         assert state is not None, self.output.read_text()
         return {process.state.name: process for process in report_of(state).processes}
 
-    def eventually(self, condition: Callable[[dict[str, ProcessReport]], bool], timeout_s: float = 60) -> None:
+    def eventually(self, condition: Callable[[dict[str, ProcessReport]], bool], timeout_s: float = 100) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition(processes := self.processes()):
             assert time.monotonic() < deadline, processes
@@ -158,12 +166,12 @@ def test_the_leader_dies_while_prompts_run_and_no_answer_is_wrong_or_lost(
     with kvtier_up(manifest("ha.yaml"), tmp_path) as up:
         up.wait_for("is ready\n")
         right = [tokens(up.complete(prompt)) for prompt in PROMPTS]
-        for prompt in PROMPTS:
+        up.complete(KEPT)
+        for prompt in (*PROMPTS, KEPT):
             up.wait_until_stored(prompt)
+        up.eventually(lambda now: bool(leader(now)) and sum(one.role == "standby" for one in now.values()) == 2)
         before = up.processes()
         killed = leader(before)
-        assert killed
-        assert sum(process.role == "standby" for process in before.values()) == 2
 
         with PromptLoop(up, right) as loop:
             os.kill(before[killed].state.pid, signal.SIGKILL)
@@ -175,17 +183,18 @@ def test_the_leader_dies_while_prompts_run_and_no_answer_is_wrong_or_lost(
         after = up.processes()
         assert after[killed].state.restarts == 1
 
-        # The log in etcd kept every object: the new leader finds what was stored under the old one.
+        # The log in etcd kept every object: the new leader finds what was stored under the old one and never since.
         up.drop_local_tiers()
-        assert from_store(up.complete(PROMPTS[0])) > 0
+        up.wait_until_stored(KEPT)
+        assert from_store(up.complete(KEPT)) > 0
 
-        (told,) = json.loads(up.status("--json").stdout)
-        assert [one["state"]["name"] for one in told["processes"] if one["serving"]] == [leader(after)]
-        table = up.status()
-        assert table.returncode == 0, table.stdout
-        assert re.search(rf"^{leader(after)} +yes .* leader, serving$", table.stdout, re.MULTILINE)
-        assert "store: 2 segments" in table.stdout
-        assert re.search(r"^engine-0 +\d+ ", table.stdout, re.MULTILINE)
+        (told,) = json.loads(up.good_status("--json"))
+        (leads,) = [one["state"]["name"] for one in told["processes"] if one["serving"]]
+        assert leads != killed
+        table = up.good_status()
+        assert re.search(rf"^{leads} +yes .* leader, serving$", table, re.MULTILINE)
+        assert "store: 2 segments" in table
+        assert re.search(r"^engine-0 +\d+ ", table, re.MULTILINE)
 
         # Storage nodes and engines come back, too.
         os.kill(after["store-dram-1"].state.pid, signal.SIGKILL)
