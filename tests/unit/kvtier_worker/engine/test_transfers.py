@@ -19,7 +19,15 @@ from kvtier_worker.core.plans import (
     WritebackPlan,
 )
 from kvtier_worker.engine.arena import HostArena
-from kvtier_worker.engine.ports import CopyEngine, DeviceCache, GetOutcome, KVCacheStore, LayerGate, StoreBuffer
+from kvtier_worker.engine.ports import (
+    CopyEngine,
+    DeviceCache,
+    GetOutcome,
+    KVCacheStore,
+    LayerGate,
+    PutOutcome,
+    StoreBuffer,
+)
 from kvtier_worker.engine.store_objects import PutResult
 from kvtier_worker.engine.synchronizer import LayerSynchronizer
 from kvtier_worker.engine.transfers import HierarchyKVCacheTransfer, TransferOptions, first_layer_alone
@@ -656,6 +664,26 @@ def test_an_object_that_was_read_whole_again_is_left_alone() -> None:
     before = backend.read(backend.keys()[0])
     worker.write_back((1, 5, 1))
     assert backend.read(backend.keys()[0]) == before
+
+
+def test_an_object_whose_put_left_no_trace_is_freed_before_the_next_put() -> None:
+    """As after a failover in the middle of a put: the key is not there, and every put of it "succeeds"."""
+
+    class Stuck(MemoryStore):
+        stuck = True
+
+        def put(self, buffers: Sequence[StoreBuffer]) -> Sequence[PutOutcome]:
+            return [PutOutcome.STORED] * len(buffers) if self.stuck else super().put(buffers)
+
+        def discard(self, keys: Sequence[str]) -> None:
+            self.stuck = False
+            super().discard(keys)
+
+    worker = Worker(Stuck())
+    worker.write_back((1, 1, 1))
+    assert worker.prefetch((2, 1)) == b"\0"
+    worker.write_back((1, 1, 1))
+    assert worker.prefetch((2, 1)) == b"\1"
 
 
 def test_without_verification_no_object_is_ever_removed() -> None:

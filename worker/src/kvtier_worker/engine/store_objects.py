@@ -70,6 +70,7 @@ class StoreObjects:
         keys: key space of every registered domain.
         quarantine: keys not to be fetched.
         suspects: keys that could not be read whole; a put replaces them.
+        tried: keys that we tried to put; one that is not there afterwards may be stuck, and is replaced as well.
         verify: check trailers on arrival.
         writes: False on a rank whose objects another rank writes (MLA, K9).
     """
@@ -82,6 +83,7 @@ class StoreObjects:
         quarantine: Quarantine,
         suspects: Quarantine,
         *,
+        tried: Quarantine,
         verify: bool,
         writes: bool,
     ) -> None:
@@ -90,6 +92,7 @@ class StoreObjects:
         self._keys = keys
         self._quarantine = quarantine
         self._suspects = suspects
+        self._tried = tried
         self._verify = verify
         self._writes = writes
         self._roles: dict[BlockType, list[CacheRole]] = {}
@@ -126,13 +129,15 @@ class StoreObjects:
         outcomes = dict.fromkeys((buffer.key for buffer in unique), PutOutcome.FAILED)
         for buffer in unique:
             sign_trailer(buffer.address, buffer.nbytes - TRAILER_BYTES, buffer.key)
-        if self._verify and (bad := [buffer.key for buffer in unique if buffer.key in self._suspects]):
+        if self._verify and (bad := self._to_replace([buffer.key for buffer in unique])):
             self._store.discard(bad)
         for buffer, outcome in zip(unique, self._store.put(unique) if unique else (), strict=False):
             outcomes[buffer.key] = outcome
             if outcome is PutOutcome.STORED:
                 self._quarantine.release(buffer.key)
                 self._suspects.release(buffer.key)
+            if outcome is not PutOutcome.EXISTS:
+                self._tried.add(buffer.key)
         stored = [buffer.nbytes for buffer in unique if outcomes[buffer.key] is PutOutcome.STORED]
         counts = dict.fromkeys(PutOutcome, 0)
         for block in blocks:
@@ -147,6 +152,17 @@ class StoreObjects:
         exists = {key for key, there in zip(asked, self._store.exists(asked), strict=False) if there} if asked else ()
         found = bytes(all(key in exists for key in block) for block in keys)
         return ProbeResult(found, self._store.state == CLOSED)
+
+    def _to_replace(self, keys: Sequence[str]) -> Sequence[str]:
+        """Keys to discard before they are put.
+
+        A put that a failover of the masters interrupted leaves a key that is not there, is not to be read, and whose
+        every further put "succeeds" without a trace.
+        """
+        again = [key for key in keys if key in self._tried and key not in self._suspects]
+        exists = self._store.exists(again) if again else ()
+        vanished = [key for key, there in zip(again, exists, strict=False) if not there]
+        return [key for key in keys if key in self._suspects] + vanished
 
     def _expand(self, block_type: BlockType, block_hash: BlockHash, slot: HostSlot) -> tuple[StoreBuffer, ...]:
         """The objects of one logical block; none = it cannot be one of ours."""

@@ -295,6 +295,7 @@ class HierarchyKVCacheTransfer:
             {cache.layout.role: self._key_space(cache.layout) for cache in self._caches},
             Quarantine(options.quarantine_s, options.quarantine_keys, self._clock),
             Quarantine(options.quarantine_s, options.quarantine_keys, self._clock),
+            tried=Quarantine(options.quarantine_s, options.quarantine_keys, self._clock),
             verify=options.verify,
             writes=not options.mla or options.tp_rank == 0,
         )
