@@ -8,6 +8,7 @@ OperatorError
 ├── LedgerError        the record of port blocks is damaged; lists everything
 ├── NotLeader          another replica of the operator acts
 ├── ForeignObject      an object of somebody else has the name of one of ours
+│   └── ForeignLedger      it stands where the port ledger should: there can be no ports
 ├── MasterSilent       a master did not answer (in `controller.masters`)
 ├── DrainUnsupported   the running master has no drain jobs (in `controller.masters`)
 └── ApiError           the Kubernetes API did not do what it was asked
