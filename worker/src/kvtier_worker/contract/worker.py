@@ -177,7 +177,9 @@ class WorkerSettings:
     )
     store_replica_num: int = flag(1, FlagGroup.STORE, "Replicas of every object put.", minimum=1, maximum=64)
     enable_store_integrity: bool = flag(
-        True, FlagGroup.STORE, "Verify the checksum of every object read from the store."
+        True,
+        FlagGroup.STORE,
+        "Verify the checksum of every object read from the store. The same for all engines of a store: with it an engine may replace objects that cannot be read.",
     )
     enable_control_h2d_block_num: bool = flag(
         False, FlagGroup.STORE, "Limit blocks restored per step to --max_h2d_blocks_per_step."
