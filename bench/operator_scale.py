@@ -71,6 +71,10 @@ class Scene:
             for item in self.plane.api.get(COLLECTION.format(namespace))["items"]:
                 yield item["metadata"]["generation"], (item.get("status") or {}).get("observedGeneration", 0)
 
+    def is_up_to_date(self) -> bool:
+        """True when every status speaks of the newest spec. Reading a thousand of them takes a while."""
+        return all(seen == wanted for wanted, seen in self.statuses())
+
     def writes(self) -> int:
         """Requests of the operator that changed something or tried to, leases apart."""
         found = self.plane.writes(OPERATOR.name)
@@ -84,9 +88,8 @@ class Scene:
             count = self.writes()
             if count != last:
                 last, last_at = count, time.monotonic()
-            elif time.monotonic() - last_at > QUIET_S and all(seen == wanted for wanted, seen in self.statuses()):
-                if self.writes() == last:  # reading a thousand statuses took a while, too
-                    return last_at - started
+            elif time.monotonic() - last_at > QUIET_S and self.is_up_to_date() and self.writes() == last:
+                return last_at - started
             time.sleep(1.0)
         raise RuntimeError(f"not settled after {timeout_s:.0f} s; {last} writes so far")
 
