@@ -26,6 +26,7 @@ import json, sys, torch
 from kvtier_worker.contract import WorkerSettings
 from kvtier_worker.core.ids import DType
 from kvtier_worker.engine.messages import SamplingSpec, SequenceStep
+from kvtier_worker.mooncake_client.leaving import end_process
 from kvtier_worker.model.factory import *
 rank, size, address, folder, prompt = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:5], json.loads(sys.argv[5])
 torch.set_num_threads(1)
@@ -46,6 +47,7 @@ for _ in range(8):
     tokens = token.tolist()
 leave_ranks()
 print(json.dumps(found))
+end_process(0)  # as a worker does: gloo's threads may abort an interpreter that ends with them
 """
 
 
