@@ -23,6 +23,10 @@ ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / ".cache" / "tests"
 INNER_LOOP = frozenset({"unit", "sim"})
 REAL_PROGRAMS = frozenset({"conformance", "integration", "apiserver"})
+PARALLEL = {
+    **dict.fromkeys(INNER_LOOP, ("--numprocesses=auto", "--maxprocesses=4")),  # pure: only processors are shared
+    "apiserver": ("--numprocesses=2", "--dist=loadfile"),  # mostly waiting; each process has a control plane of its own
+}
 BUDGET_S = 60.0
 """Seconds that unit and sim may take together; a message, not a failure: machines differ."""
 
@@ -81,9 +85,7 @@ def run_pytest(folder: str, report_name: str, *arguments: str) -> FolderResult:
     report.unlink(missing_ok=True)
     started = time.monotonic()
     command = [sys.executable, "-m", "pytest", f"tests/{folder}", "-q", "--no-header", f"--junitxml={report}"]
-    if folder in INNER_LOOP:
-        command += ["--numprocesses=auto", "--maxprocesses=4"]  # pure code: nothing is shared but the processors
-    exit_code = subprocess.run([*command, *arguments], cwd=ROOT, check=False).returncode
+    exit_code = subprocess.run([*command, *PARALLEL.get(folder, ()), *arguments], cwd=ROOT, check=False).returncode
     result = FolderResult(folder, exit_code, time.monotonic() - started)
     if report.exists():
         count_outcomes(result, report)
