@@ -23,10 +23,9 @@ ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / ".cache" / "tests"
 INNER_LOOP = frozenset({"unit", "sim"})
 REAL_PROGRAMS = frozenset({"conformance", "integration", "apiserver"})
-PARALLEL = {
-    **dict.fromkeys(INNER_LOOP, ("--numprocesses=auto", "--maxprocesses=4")),  # pure: only processors are shared
-    "apiserver": ("--numprocesses=2", "--dist=loadfile"),  # mostly waiting; each process has a control plane of its own
-}
+PARALLEL = dict.fromkeys(INNER_LOOP, ("--numprocesses=auto", "--maxprocesses=4"))
+"""Pure code shares nothing but the processors. Tests of real programs run one by one: their times are tight enough."""
+
 BUDGET_S = 60.0
 """Seconds that unit and sim may take together; a message, not a failure: machines differ."""
 

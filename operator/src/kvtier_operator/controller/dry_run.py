@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import yaml
 
 from kvtier_operator.api import KVCacheCluster
@@ -13,6 +15,19 @@ from kvtier_operator.planning.revision import Revision, revision_of
 from kvtier_operator.planning.wants import LANES, allocate_blocks
 from kvtier_operator.resources.objects.children import children
 from kvtier_operator.spec_rules import violations
+
+_EXPONENT = re.compile(r"[-+]?\d[\d_.]*[eE][-+]?\d+")
+
+
+class _Dumper(yaml.SafeDumper):
+    """YAML that kubectl reads as it was meant: to it 12e45678, which a revision may be called, is a number."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if _EXPONENT.fullmatch(text) else None)
+
+
+_Dumper.add_representer(str, _text)
 
 
 def settled_layout(cluster: KVCacheCluster) -> Layout:
@@ -35,4 +50,4 @@ def render(cluster: KVCacheCluster) -> str:
         raise SpecError([Violation(field, f"{ports.start}+{ports.size}", f"make it {allocation.missing} ports larger")])
     made = children(cluster, layout, allocation.blocks, frozenset(kind.name for kind in OPTIONAL_KINDS))
     documents = [manifest for stage in sorted(made) for manifest in made[stage]]
-    return yaml.safe_dump_all(documents, sort_keys=False, explicit_start=True, width=120)
+    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, explicit_start=True, width=120)
