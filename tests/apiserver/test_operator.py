@@ -186,7 +186,8 @@ def test_a_pool_gets_smaller_only_when_the_node_s_objects_have_moved(
         wait_for("a drain job", lambda: masters.jobs)
         pod = f"/api/v1/namespaces/{namespace}/pods/qwen-store-dram-1"
         wait_for(
-            "the job on the pod", lambda: "kvtier.dev/drain-job" in installed.api.get(pod)["metadata"]["annotations"]
+            "the job on the pod",
+            lambda: "kvtier.dev/drain-job" in installed.api.get(pod)["metadata"].get("annotations", {}),
         )
         time.sleep(3)
         assert installed.api.get(sets)["spec"]["replicas"] == 2
