@@ -23,8 +23,12 @@ ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / ".cache" / "tests"
 INNER_LOOP = frozenset({"unit", "sim"})
 REAL_PROGRAMS = frozenset({"conformance", "integration", "apiserver"})
-PARALLEL = dict.fromkeys(INNER_LOOP, ("--numprocesses=auto", "--maxprocesses=4"))
-"""Pure code shares nothing but the processors. Tests of real programs run one by one: their times are tight enough."""
+PARALLEL = {
+    **dict.fromkeys(INNER_LOOP, ("--numprocesses=auto", "--maxprocesses=4")),
+    "apiserver": ("--numprocesses=2", "--dist=loadfile"),
+}
+"""Pure code shares nothing but the processors; each process that talks to an API server boots its own. Other tests of
+real programs run one by one: models and stores need the memory and the processors for themselves."""
 
 BUDGET_S = 60.0
 """Seconds that unit and sim may take together; a message, not a failure: machines differ."""

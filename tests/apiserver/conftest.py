@@ -22,6 +22,7 @@ from kvtier_operator.testing.installation import (
     install_rights,
 )
 from kvtier_operator.testing.operator_process import OperatorProcess
+from kvtier_operator.testing.tenant import Tenant
 
 HERE = Path(__file__).parent
 OPERATOR_USER = User("kvtier-operator")
@@ -94,6 +95,12 @@ def installed(control_plane: ControlPlane) -> ControlPlane:
     install_definition(control_plane)
     install_rights(control_plane, OPERATOR)
     return control_plane
+
+
+@pytest.fixture
+def tenant(installed: ControlPlane, namespace: str) -> Tenant:
+    """Somebody who may use the definition in a fresh namespace."""
+    return Tenant(installed, namespace)
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def stateful_set(replicas: int, name: str = "web", **pod: Any) -> dict[str, Any]
     }
 
 
-def eventually(what: str, check: Callable[[], bool], timeout_s: float = 30) -> None:
+def eventually(what: str, check: Callable[[], bool], timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not check():
         assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
@@ -255,10 +255,10 @@ def test_hollow_nodes_survive_a_restart_of_the_api_server(
 
 def test_hundreds_of_pods_run_and_leave(hollow_nodes: HollowNodes, workload: Workload) -> None:
     workload.create(stateful_set(200))
-    eventually("200 ready pods", lambda: workload.num_ready() == 200, 60)
+    eventually("200 ready pods", lambda: workload.num_ready() == 200)
     workload.api.patch(workload.path, {"spec": {"replicas": 0}})
     pods = f"/api/v1/namespaces/{workload.namespace}/pods?limit=1"
-    eventually("no pods", lambda: not workload.api.get(pods)["items"], 60)
+    eventually("no pods", lambda: not workload.api.get(pods)["items"])
 
 
 def test_a_namespace_with_pods_goes_when_the_hollow_nodes_have_left(control_plane: ControlPlane) -> None:
@@ -268,7 +268,7 @@ def test_a_namespace_with_pods_goes_when_the_hollow_nodes_have_left(control_plan
             workload.create(stateful_set(2))
             workload.wait_ready(2)
         assert control_plane.kubectl("get", "nodes", *nodes.names, "--ignore-not-found") == ""
-    eventually("the namespace is gone", lambda: _phase(control_plane, f"/api/v1/namespaces/{name}") == "", 60)
+    eventually("the namespace is gone", lambda: _phase(control_plane, f"/api/v1/namespaces/{name}") == "")
 
 
 def test_a_pod_takes_as_long_to_end_as_its_node_is_told(control_plane: ControlPlane, namespace: str) -> None:

@@ -6,7 +6,6 @@ the definitions of the Prometheus operator.
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from typing import Any
 import pytest
 import yaml
 from kvtier_operator.testing.answering_masters import answering_masters
-from kvtier_operator.testing.api_client import ApiError
 from kvtier_operator.testing.control_plane import ControlPlane
 from kvtier_operator.testing.hollow_nodes import HollowNodes
 from kvtier_operator.testing.hollow_registry import NodeShape
@@ -29,15 +27,13 @@ from kvtier_operator.testing.installation import (
     install_rights,
 )
 from kvtier_operator.testing.operator_process import OperatorProcess
+from kvtier_operator.testing.tenant import KINDS, OURS, Tenant
 from kvtier_operator.testing.waiting import wait_for
 
 EXAMPLE = ROOT / "examples" / "production.yaml"
-STANDARD_KINDS = "sts,deploy,svc,cm,sa,pdb,netpol"
-KINDS = f"{STANDARD_KINDS},servicemonitors,prometheusrules"
 BAD = frozenset({"Degraded", "RolloutHalted", "DrainBlocked", "TransportPlaintext", "Progressing"})
 """Conditions that are False in a cluster at rest."""
 
-OURS = "app.kubernetes.io/managed-by=kvtier-operator"
 MONITORING = {"servicemonitors": "ServiceMonitor", "prometheusrules": "PrometheusRule"}
 NODE = NodeShape(
     {"cpu": "64", "memory": "1Ti", "ephemeral-storage": "1Ti", "pods": "500", "nvidia.com/gpu": "8"},
@@ -119,45 +115,23 @@ def nodes(control_plane: ControlPlane) -> Iterator[HollowNodes]:
         yield running
 
 
-class Seen:
-    """What the namespace holds."""
+def conditions(tenant: Tenant) -> dict[str, str]:
+    body = tenant.cluster("production")
+    generation = body["metadata"]["generation"]
+    found = body.get("status", {}).get("conditions", [])
+    return {item["type"]: item["status"] for item in found if item["observedGeneration"] == generation}
 
-    def __init__(self, control_plane: ControlPlane, namespace: str) -> None:
-        self._control_plane, self._namespace = control_plane, namespace
 
-    def kubectl(self, *arguments: str) -> str:
-        return self._control_plane.kubectl(*arguments, "-n", self._namespace)
+def versions(tenant: Tenant) -> dict[str, str]:
+    """Of the cluster and its children."""
+    return {**tenant.versions(), "itself": tenant.cluster("production")["metadata"]["resourceVersion"]}
 
-    def cluster(self) -> dict[str, Any]:
-        return self._read(f"/apis/kvtier.dev/v1alpha1/namespaces/{self._namespace}/kvcacheclusters/production")
 
-    def conditions(self) -> dict[str, str]:
-        body = self.cluster()
-        generation = body["metadata"]["generation"]
-        found = body.get("status", {}).get("conditions", [])
-        return {item["type"]: item["status"] for item in found if item["observedGeneration"] == generation}
-
-    def children(self, kinds: str = KINDS) -> dict[str, dict[str, Any]]:
-        listed = json.loads(self.kubectl("get", kinds, "-l", OURS, "-o", "json"))
-        return {f"{item['kind']}/{item['metadata']['name']}": item for item in listed["items"]}
-
-    def versions(self) -> dict[str, str]:
-        everything = {**self.children(), "itself": self.cluster()}
-        return {name: item["metadata"]["resourceVersion"] for name, item in everything.items()}
-
-    def rested(self) -> dict[str, str] | None:
-        """The versions, if they stay for a while."""
-        before = self.versions()
-        time.sleep(2)
-        return before if self.versions() == before else None
-
-    def _read(self, path: str) -> dict[str, Any]:
-        try:
-            return self._control_plane.api.get(path)
-        except ApiError as error:
-            if error.status == 404:
-                return {}
-            raise
+def rested(tenant: Tenant) -> dict[str, str] | None:
+    """The versions, if they stay for a while."""
+    before = versions(tenant)
+    time.sleep(2)
+    return before if versions(tenant) == before else None
 
 
 def wanted_children() -> set[str]:
@@ -176,30 +150,30 @@ def revisions_apart(names: Iterable[str]) -> set[str]:
 def test_the_example_for_production_becomes_ready_rests_and_ends_in_order(
     control_plane: ControlPlane, namespace: str, nodes: HollowNodes, operator: OperatorProcess
 ) -> None:
-    seen = Seen(control_plane, namespace)
-    seen.kubectl("apply", "-f", str(EXAMPLE))
+    tenant = Tenant(control_plane, namespace, f"{KINDS},servicemonitors,prometheusrules")
+    tenant.kubectl("apply", "-f", str(EXAMPLE))
     with answering_masters(control_plane, nodes, namespace, "production", {"dram": 4, "spare": 2}):
-        wait_for("Ready", lambda: seen.conditions().get("Ready") == "True")
+        wait_for("Ready", lambda: conditions(tenant).get("Ready") == "True")
         ledger = "ConfigMap/production-ports"
-        assert revisions_apart(seen.children()) == revisions_apart({*wanted_children(), ledger})
-        wrong = {name: said for name, said in seen.conditions().items() if (said == "True") is (name in BAD)}
+        assert revisions_apart(tenant.children()) == revisions_apart({*wanted_children(), ledger})
+        wrong = {name: said for name, said in conditions(tenant).items() if (said == "True") is (name in BAD)}
         assert wrong == {"TransportPlaintext": "True"}
-        table = seen.kubectl("get", "kvc").splitlines()[1]
+        table = tenant.kubectl("get", "kvc").splitlines()[1]
         assert table.split()[:2] == ["production", "Ready"]
 
-        before = wait_for("that nothing changes any more", seen.rested)
-        seen.kubectl("apply", "-f", str(EXAMPLE))
+        before = wait_for("that nothing changes any more", lambda: rested(tenant))
+        tenant.kubectl("apply", "-f", str(EXAMPLE))
         time.sleep(3)
-        assert seen.versions() == before
+        assert versions(tenant) == before
         assert f"pass failed cluster={namespace}/" not in operator.log()
 
         # Whoever takes the Prometheus operator away takes the definitions along, and nothing else.
         control_plane.kubectl("delete", "crd", *(f"{plural}.monitoring.coreos.com" for plural in MONITORING))
-        seen.kubectl("delete", "svc", "production-api")
-        wait_for("the Service", lambda: "Service/production-api" in seen.children(STANDARD_KINDS))
-        wait_for("Ready", lambda: seen.conditions().get("Ready") == "True")
+        tenant.kubectl("delete", "svc", "production-api")
+        Tenant(control_plane, namespace).wait_for_child("Service/production-api")
+        wait_for("Ready", lambda: conditions(tenant).get("Ready") == "True")
 
-        seen.kubectl("delete", "kvc", "production", "--wait=false")
-        wait_for("the end", lambda: not seen.cluster())
-        assert not seen.kubectl("get", "pods", "-l", OURS, "-o", "name")
+        tenant.kubectl("delete", "kvc", "production", "--wait=false")
+        wait_for("the end", lambda: not tenant.cluster("production"))
+        assert not tenant.kubectl("get", "pods", "-l", OURS, "-o", "name")
     assert operator.running
