@@ -26,35 +26,17 @@ def judge(report_path: Path) -> None:
     assert phases["store gone"]["cached_tokens"] == {"device": 0, "host": 0, "store": 0}
 
 
-def command(file: Path, report_path: Path, *options: str) -> tuple[str, ...]:
-    return (
-        sys.executable,
-        "-m",
-        "kvtier_operator.demo",
-        f"--manifest={file}",
-        f"--report={report_path}",
-        *options,
-    )
-
-
-def test_over_tcp_every_phase_meets_its_tier_with_equal_tokens(manifest: Callable[..., Path], tmp_path: Path) -> None:
-    report_path = tmp_path / "demo" / "report.json"
-    demo = subprocess.run(command(manifest("local-tcp.yaml"), report_path), capture_output=True, text=True, check=False)
-    assert demo.returncode == 0, demo.stdout + demo.stderr
-    judge(report_path)
-    assert "curl" not in demo.stdout
-
-
-def test_kept_it_goes_on_serving_with_the_store_back_until_ctrl_c(
+def test_every_phase_meets_its_tier_and_kept_it_goes_on_serving_with_the_store_back_until_ctrl_c(
     manifest: Callable[..., Path], tmp_path: Path
 ) -> None:
     file, report_path = manifest("local.yaml"), tmp_path / "demo" / "report.json"
     port = load(file).roles[0].port
+    command = (sys.executable, "-m", "kvtier_operator.demo", f"--manifest={file}", f"--report={report_path}", "--keep")
     engine = EngineHttp(f"http://127.0.0.1:{port}", "smollm2-135m")
     output = tmp_path / "output"
     with (
         output.open("w") as out,
-        subprocess.Popen(command(file, report_path, "--keep"), stdout=out, stderr=subprocess.STDOUT) as demo,
+        subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT) as demo,
     ):
         try:
             while "serving until Ctrl-C" not in output.read_text():
