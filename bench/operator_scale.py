@@ -28,6 +28,7 @@ import psutil
 from kvtier_operator.api import API_VERSION, KIND
 from kvtier_operator.testing.control_plane import ControlPlane
 from kvtier_operator.testing.control_plane_commands import User
+from kvtier_operator.testing.installation import install_definition
 from kvtier_worker.testing.processes import free_port
 from report import Result, compare, write_report
 
@@ -114,8 +115,7 @@ class Scene:
 def scene(count: int) -> Iterator[Scene]:
     """A control plane with ``count`` clusters in ten namespaces."""
     with ControlPlane(users=[OPERATOR]) as plane:
-        plane.kubectl("apply", "-f", str(ROOT / "crds"))
-        plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd/kvcacheclusters.kvtier.dev")
+        install_definition(plane)
         namespaces = [f"bench-{index}" for index in range(NAMESPACES)]
         for namespace in namespaces:
             plane.kubectl("create", "namespace", namespace)
