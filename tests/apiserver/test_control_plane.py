@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from kvtier_operator.errors import ProcessFailed
-from kvtier_operator.testing.api_client import STRATEGIC_PATCH, ApiError
+from kvtier_operator.testing.api_client import STRATEGIC_PATCH, RequestFailed
 from kvtier_operator.testing.control_plane import APISERVER, ControlPlane
 from kvtier_operator.testing.hollow_nodes import HollowNodes
 from kvtier_operator.testing.kubectl import KubectlFailed
@@ -64,7 +64,7 @@ class Workload:
         """The pod; without anything in it while there is none."""
         try:
             return self.api.get(f"/api/v1/namespaces/{self.namespace}/pods/{self.name}-{ordinal}")
-        except ApiError:
+        except RequestFailed:
             return {"metadata": {}, "spec": {}, "status": {}}
 
     def wait_ready(self, count: int) -> None:
@@ -119,7 +119,7 @@ def test_namespaces_keep_objects_apart(control_plane: ControlPlane, namespace: s
 def _phase(control_plane: ControlPlane, path: str) -> str:
     try:
         return str(control_plane.api.get(path)["status"]["phase"])
-    except ApiError:
+    except RequestFailed:
         return ""
 
 
@@ -130,7 +130,7 @@ def test_a_user_without_rights_is_refused_until_a_role_grants_some(control_plane
     grant = ("create", "rolebinding", "reader", "--clusterrole=view", "--user=stranger", "-n", namespace)
     control_plane.kubectl(*grant)
     eventually("the grant counts", lambda: "kube-root-ca.crt" in control_plane.kubectl(*question, user="stranger"))
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(RequestFailed) as refused:
         control_plane.api_of("stranger").create(f"/api/v1/namespaces/{namespace}/configmaps", CONFIG_MAP)
     assert refused.value.status == 403
 
@@ -176,7 +176,7 @@ def test_writes_of_a_user_are_known(control_plane: ControlPlane, namespace: str)
     control_plane.api.get(path)
     assert len(control_plane.writes("admin")) == before
     control_plane.api.create(f"{path}?fieldManager=me", CONFIG_MAP)
-    with pytest.raises(ApiError):
+    with pytest.raises(RequestFailed):
         control_plane.api.create(path, CONFIG_MAP)
     first, second = control_plane.writes("admin")[before:]
     assert (first.verb, first.resource, first.namespace, first.manager) == ("create", "configmaps", namespace, "me")

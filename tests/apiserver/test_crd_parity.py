@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kvtier_operator.api import parse
 from kvtier_operator.errors import SpecError
-from kvtier_operator.testing.api_client import ApiError
+from kvtier_operator.testing.api_client import RequestFailed
 from kvtier_operator.testing.control_plane import ControlPlane
 from kvtier_operator.testing.installation import install_definition
 
@@ -176,6 +176,6 @@ def servers_answer(control_plane: ControlPlane, document: dict[str, Any]) -> str
     path = "/apis/kvtier.dev/v1alpha1/namespaces/default/kvcacheclusters?dryRun=All&fieldValidation=Strict"
     try:
         control_plane.api.create(path, document)
-    except ApiError as error:
+    except RequestFailed as error:
         return str(error)
     return ""

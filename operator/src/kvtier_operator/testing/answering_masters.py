@@ -10,7 +10,7 @@ from http import HTTPStatus
 from kvtier_operator import labels, names
 from kvtier_operator.planning.ledger_data import read_slots
 from kvtier_operator.planning.ports import MasterPort
-from kvtier_operator.testing.api_client import ApiError
+from kvtier_operator.testing.api_client import RequestFailed
 from kvtier_operator.testing.control_plane import ControlPlane
 from kvtier_operator.testing.fake_masters import MasterServers
 from kvtier_operator.testing.hollow_nodes import HollowNodes
@@ -53,7 +53,7 @@ def _admin_port(control_plane: ControlPlane, namespace: str, workload: str) -> i
     """As the set's annotation says; 0 while there is no such set."""
     try:
         found = control_plane.api.get(f"/apis/apps/v1/namespaces/{namespace}/statefulsets/{workload}")
-    except ApiError as error:
+    except RequestFailed as error:
         if error.status == HTTPStatus.NOT_FOUND:
             return 0
         raise

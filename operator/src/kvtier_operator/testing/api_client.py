@@ -36,7 +36,7 @@ _STALE = (
 Json = dict[str, Any]
 
 
-class ApiError(Exception):
+class RequestFailed(Exception):
     """The API server refused.
 
     Attributes:
@@ -62,7 +62,7 @@ class Watch:
         if self._response.status != HTTPStatus.OK:
             body = _parsed(self._response.read())
             self.release()
-            raise ApiError("WATCH", path, self._response.status, body)
+            raise RequestFailed("WATCH", path, self._response.status, body)
 
     def __iter__(self) -> Iterator[Json]:
         while line := self._response.readline():
@@ -140,26 +140,26 @@ class ApiClient:
             content_type: of the body.
 
         Raises:
-            ApiError: the server refused.
+            RequestFailed: the server refused.
             OSError, http.client.HTTPException: no server, or it went away.
         """
         status, answer = self._exchange(method, path, body, content_type)
         if status >= HTTPStatus.BAD_REQUEST:
-            raise ApiError(method, path, status, _parsed(answer))
+            raise RequestFailed(method, path, status, _parsed(answer))
         return _parsed(answer)
 
     def text(self, path: str) -> str:
         """What a GET returns, as it is: ``/metrics``, ``/readyz?verbose``."""
         status, answer = self._exchange("GET", path, None, "")
         if status >= HTTPStatus.BAD_REQUEST:
-            raise ApiError("GET", path, status, _parsed(answer))
+            raise RequestFailed("GET", path, status, _parsed(answer))
         return answer.decode(errors="replace")
 
     def watch(self, path: str) -> Watch:
         """Open a watch; ``path`` has ``watch=1`` in its query.
 
         Raises:
-            ApiError, OSError, http.client.HTTPException: as `request`.
+            RequestFailed, OSError, http.client.HTTPException: as `request`.
         """
         connection = http.client.HTTPSConnection(self._host, self._port, context=self._tls)
         return Watch(connection, path, self._headers)

@@ -30,7 +30,7 @@ from kvtier_operator.errors import ProcessFailed
 from kvtier_operator.local import child
 from kvtier_operator.testing import binaries
 from kvtier_operator.testing import control_plane_commands as commands
-from kvtier_operator.testing.api_client import ApiClient, ApiError
+from kvtier_operator.testing.api_client import ApiClient, RequestFailed
 from kvtier_operator.testing.audit_log import Write, read_writes
 from kvtier_operator.testing.control_plane_commands import Ports, User
 from kvtier_operator.testing.kubectl import run_kubectl
@@ -184,7 +184,7 @@ class ControlPlane:
             self._wait(lambda: self._has_service_account(name), CONTROLLER_MANAGER)
             yield name
         finally:
-            with suppress(ApiError, OSError, HTTPException):
+            with suppress(RequestFailed, OSError, HTTPException):
                 self.api.delete(f"/api/v1/namespaces/{name}")
 
     def check(self) -> None:
@@ -256,13 +256,13 @@ class ControlPlane:
     def _is_ready(self) -> bool:
         try:
             return self.api.text("/readyz") == "ok"
-        except (ApiError, OSError, HTTPException):
+        except (RequestFailed, OSError, HTTPException):
             return False
 
     def _has_service_account(self, namespace: str) -> bool:
         try:
             self.api.get(f"/api/v1/namespaces/{namespace}/serviceaccounts/default")
-        except ApiError as error:
+        except RequestFailed as error:
             if error.status == HTTPStatus.NOT_FOUND:
                 return False
             raise

@@ -18,7 +18,7 @@ from http.client import HTTPException
 from types import TracebackType
 from typing import Any, Self
 
-from kvtier_operator.testing.api_client import STRATEGIC_PATCH, ApiClient, ApiError, Json
+from kvtier_operator.testing.api_client import STRATEGIC_PATCH, ApiClient, Json, RequestFailed
 from kvtier_operator.testing.hollow_pods import Mood, Place, Rule, report, rule_of
 from kvtier_operator.testing.hollow_registry import NodeRegistry, NodeShape, timestamp
 from kvtier_operator.testing.pod_feed import PodFeed
@@ -105,7 +105,7 @@ class HollowNodes:
         with suppress(OSError, HTTPException):
             self._registry.remove()
             for pod in self._pods.values():
-                with suppress(ApiError):
+                with suppress(RequestFailed):
                     self._remove(pod)
 
     def fail(self, glob: str, reason: str = "CrashLoopBackOff") -> None:
@@ -188,7 +188,7 @@ class HollowNodes:
                 self._end(pod)
             else:
                 self._report(pod, rules)
-        except ApiError as error:
+        except RequestFailed as error:
             if error.status in _OUR_MISTAKES:
                 raise
             if error.status not in _GONE:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http import HTTPStatus
 
-from kvtier_operator.testing.api_client import ApiClient, ApiError, Json
+from kvtier_operator.testing.api_client import ApiClient, Json, RequestFailed
 
 NUM_ZONES = 3
 ACCEPT_TIMEOUT_S = 30.0
@@ -55,7 +55,7 @@ class NodeRegistry:
         """Make the nodes, instead of former ones with their names."""
         self.beat()
         for index, (name, address) in enumerate(self._addresses.items()):
-            with suppress(ApiError):
+            with suppress(RequestFailed):
                 self._api.delete(f"{NODES}/{name}")
             self._api.create(NODES, node_manifest(name, f"zone-{index % NUM_ZONES}", address, self._shape))
 
@@ -72,7 +72,7 @@ class NodeRegistry:
             spec = {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": f"{datetime.now(UTC):%FT%T.%fZ}"}
             try:
                 self._api.patch(f"{LEASES}/{name}", {"spec": spec})
-            except ApiError as error:
+            except RequestFailed as error:
                 if error.status == HTTPStatus.NOT_FOUND:
                     self._create_lease(name, spec)
 
@@ -80,13 +80,13 @@ class NodeRegistry:
         """Remove the nodes and their leases."""
         for name in self._addresses:
             for collection in (NODES, LEASES):
-                with suppress(ApiError):
+                with suppress(RequestFailed):
                     self._api.delete(f"{collection}/{name}")
 
     def _create_lease(self, name: str, spec: Json) -> None:
         body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name}, "spec": spec}
         # The namespace may be too young; the next beat tries again, long before anybody misses the lease.
-        with suppress(ApiError):
+        with suppress(RequestFailed):
             self._api.create(LEASES, body)
 
     def _is_tainted(self, name: str) -> bool:

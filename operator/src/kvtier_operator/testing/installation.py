@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from kvtier_operator.testing.api_client import ApiError
+from kvtier_operator.testing.api_client import RequestFailed
 from kvtier_operator.testing.control_plane import ControlPlane
 
 ROOT = Path(__file__).parents[4]
@@ -33,7 +33,7 @@ def install_definition(control_plane: ControlPlane) -> None:
 def _is_served(control_plane: ControlPlane) -> bool:
     try:
         control_plane.api.get("/apis/kvtier.dev/v1alpha1/kvcacheclusters?limit=1")
-    except ApiError:
+    except RequestFailed:
         return False
     return True
 

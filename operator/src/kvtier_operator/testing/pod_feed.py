@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from http.client import HTTPException
 from typing import Protocol
 
-from kvtier_operator.testing.api_client import ApiClient, ApiError, Json, Watch
+from kvtier_operator.testing.api_client import ApiClient, Json, RequestFailed, Watch
 
 RETRY_S = 0.2
 BOUND_PODS = "/api/v1/pods?fieldSelector=spec.nodeName%21%3D"
@@ -64,7 +64,7 @@ class PodFeed:
         while not self._stopping.is_set():
             try:
                 self._follow()
-            except (OSError, HTTPException, ApiError, ValueError):
+            except (OSError, HTTPException, RequestFailed, ValueError):
                 # ValueError: a line that the end of the connection cut.
                 self._stopping.wait(RETRY_S)
 

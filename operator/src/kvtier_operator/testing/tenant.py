@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from kvtier_operator.testing.api_client import ApiError
+from kvtier_operator.testing.api_client import RequestFailed
 from kvtier_operator.testing.control_plane import ControlPlane
 from kvtier_operator.testing.installation import OPERATOR
 from kvtier_operator.testing.waiting import PATIENCE_S, wait_for
@@ -55,7 +55,7 @@ class Tenant:
         """
         try:
             return self.control_plane.api.get(self.path(path))
-        except ApiError as error:
+        except RequestFailed as error:
             if error.status == HTTPStatus.NOT_FOUND:
                 return None
             raise
