@@ -198,8 +198,8 @@ class Executor:
         self._say("drain started", scene, ObjectRef(POD_KIND.name, action.pod), segment, job=job)
 
     async def _cancel_drain(self, action: CancelDrain, scene: Scene) -> None:
-        if action.job and action.job != NO_DRAIN_JOBS:
-            await self.admin.cancel_drain(_leader(scene), action.job)
+        if action.job and action.job != NO_DRAIN_JOBS and not await self.admin.cancel_drain(_leader(scene), action.job):
+            return  # a later pass asks again, or finds that the node has nothing left
         await self._patch_pod(scene, action.pod, action.uid, {"annotations": {DRAIN_JOB: None, DRAIN_SINCE: None}})
         self._say("drain ended", scene, ObjectRef(POD_KIND.name, action.pod), "it is not wanted any more")
 

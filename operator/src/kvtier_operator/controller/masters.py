@@ -63,6 +63,9 @@ class MasterAdmin(Protocol):
     async def start_drain(self, address: AdminAddress, segment: str) -> str:
         """Start to move a segment's objects elsewhere; returns the job.
 
+        Of a segment that drains already, or has drained, it is one that follows the segment itself: whoever started
+        the drain lost the name of its job.
+
         Raises:
             DrainUnsupported: the master has no drain jobs.
         """
@@ -70,8 +73,12 @@ class MasterAdmin(Protocol):
     async def drain_progress(self, address: AdminAddress, job: str) -> DrainProgress:
         """How far a job is. A job that the master does not know has failed: a new leader has none of the old one's."""
 
-    async def cancel_drain(self, address: AdminAddress, job: str) -> None:
-        """End a job; nothing happens to one that has ended."""
+    async def cancel_drain(self, address: AdminAddress, job: str) -> bool:
+        """End a job; True = its segment takes objects again.
+
+        False = objects are on their way at this moment, so it has to be asked again; or all of them have moved, and the
+        segment stays closed until its node mounts it anew.
+        """
 
 
 @dataclass(frozen=True, slots=True)

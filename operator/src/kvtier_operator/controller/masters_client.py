@@ -23,11 +23,21 @@ _LONGEST_WORD = 256
 """Of what goes into annotations and statuses, which the API server would refuse if it were longer."""
 _LAST_VIEW = 2**63 - 1
 _LAG = re.compile(r"^ha_oplog_standby_lag(?:\{[^}]*\})? (\S+)", re.MULTILINE)
-_RUNNING = frozenset({"CREATED", "PLANNING", "RUNNING"})
+_JOB_PHASES = {
+    **dict.fromkeys(("CREATED", "PLANNING", "RUNNING"), DrainPhase.RUNNING),
+    "SUCCEEDED": DrainPhase.DONE,
+}
+_SEGMENT_PHASES = {"DRAINING": DrainPhase.RUNNING, "DRAINED": DrainPhase.DONE}
+_OF_SEGMENT = "segment:"
+"""Begins a job that follows a segment, because the master's own name of it is lost; no id of the master's has it."""
 
 
 class _Refused(MasterSilent):
     """The master answered that there is no such path, job or segment."""
+
+
+class _NotNow(MasterSilent):
+    """The master answered that the state of a job or segment does not allow it."""
 
 
 @dataclass(slots=True)
@@ -73,6 +83,11 @@ class HttpMasterAdmin:
             answer = _mapping(await self._ask("POST", address, "/api/v1/drain_jobs", body))
         except _Refused as error:
             raise DrainUnsupported(str(error)) from error
+        except _NotNow:
+            job = f"{_OF_SEGMENT}{segment}"
+            if (await self.drain_progress(address, job)).phase is DrainPhase.FAILED:
+                raise
+            return job
         if "job_id" not in answer:
             raise DrainUnsupported(f"{address.host}:{address.port} starts no drain jobs: {answer}")
         job = str(answer["job_id"])
@@ -82,25 +97,37 @@ class HttpMasterAdmin:
 
     async def drain_progress(self, address: AdminAddress, job: str) -> DrainProgress:
         """See `MasterAdmin.drain_progress`."""
+        if job.startswith(_OF_SEGMENT):
+            return await self._segment_progress(address, job.removeprefix(_OF_SEGMENT))
         try:
             answer = _mapping(await self._ask("GET", address, f"/api/v1/drain_jobs/query?job_id={quote(job)}"))
         except _Refused:
             return DrainProgress(DrainPhase.FAILED, "the leading master does not know the job")
         status = str(answer.get("status_name", ""))
         moved, blocked, failed = (answer.get(f"{name}_units", 0) for name in ("succeeded", "blocked", "failed"))
-        detail = f"moved {moved}, blocked {blocked}, failed {failed}; {answer.get('message', '')}".rstrip("; ")[
-            :_LONGEST_WORD
-        ]
-        if status in _RUNNING:
-            return DrainProgress(DrainPhase.RUNNING, detail)
-        return DrainProgress(DrainPhase.DONE if status == "SUCCEEDED" else DrainPhase.FAILED, detail)
+        detail = f"moved {moved}, blocked {blocked}, failed {failed}; {answer.get('message', '')}".rstrip("; ")
+        return DrainProgress(_JOB_PHASES.get(status, DrainPhase.FAILED), detail[:_LONGEST_WORD])
 
-    async def cancel_drain(self, address: AdminAddress, job: str) -> None:
+    async def cancel_drain(self, address: AdminAddress, job: str) -> bool:
         """See `MasterAdmin.cancel_drain`."""
+        if not job.startswith(_OF_SEGMENT):
+            try:
+                await self._ask("POST", address, f"/api/v1/drain_jobs/cancel?job_id={quote(job)}")
+            except _Refused:
+                return True  # it is not known any more
+            except _NotNow:
+                pass  # it has ended, or objects are on their way
+            else:
+                return True
+        return (await self.drain_progress(address, job)).phase is DrainPhase.FAILED
+
+    async def _segment_progress(self, address: AdminAddress, segment: str) -> DrainProgress:
         try:
-            await self._ask("POST", address, f"/api/v1/drain_jobs/cancel?job_id={quote(job)}")
+            answer = _mapping(await self._ask("GET", address, f"/api/v1/segments/status?segment={quote(segment)}"))
         except _Refused:
-            return  # it is not known any more
+            return DrainProgress(DrainPhase.FAILED, "the leading master does not know the segment")
+        status = str(answer.get("status_name", ""))[:_LONGEST_WORD]
+        return DrainProgress(_SEGMENT_PHASES.get(status, DrainPhase.FAILED), f"the segment is {status}")
 
     async def _lag(self, address: AdminAddress) -> int | None:
         found = _LAG.search(await self._ask("GET", address, "/metrics"))
@@ -123,6 +150,8 @@ class HttpMasterAdmin:
             raise MasterSilent(f"{method} {url}: {error!r}") from error
         if response.status in {HTTPStatus.NOT_FOUND, HTTPStatus.BAD_REQUEST}:
             raise _Refused(f"{method} {url}: {response.status} {text.strip()[:200]}")
+        if response.status == HTTPStatus.CONFLICT:
+            raise _NotNow(f"{method} {url}: {response.status} {text.strip()[:200]}")
         if response.status != HTTPStatus.OK:
             raise MasterSilent(f"{method} {url}: {response.status} {text.strip()[:200]}")
         return text

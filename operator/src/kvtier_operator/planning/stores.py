@@ -7,7 +7,8 @@ One node of the cluster leaves at a time, whatever its pool, and only while the 
                               ├─ failed: tried again while Pause waits; never a reason to delete
                               └─ the master has no drain jobs: the daemon unmounts gracefully instead
 
-A node whose leaving is not wanted any more has its drain ended. Nodes that are broken have nothing to move.
+A node whose leaving is not wanted any more has its drain ended. If its objects have all moved by then, only a new start
+makes its segment take objects again, and the pod goes all the same. Nodes that are broken have nothing to move.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from kvtier_operator.planning.workloads import Workload, workloads_of
 
 RETRY_S = 60.0
 """A failed drain is tried again after so long, for space may have come."""
+_EMPTY = "all its objects have moved, and its segment takes no new ones until it starts anew"
 
 
 class SegmentOf(Protocol):
@@ -56,10 +58,11 @@ class StoresPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Leaving:
-    """A pod that has to go: to come back with a new template, or for good with its set shrunk by one."""
+    """A pod that has to go: to come back with a new template or segment, or for good with its set shrunk by one."""
 
     pod: ObservedPod
     drain: Drain
+    why: str
     shrink: Workload | None = None
 
 
@@ -78,15 +81,16 @@ def plan_stores(cluster: KVCacheCluster, observed: Observed, frozen: str, segmen
     replicas, leaving, gone = _sizes(cluster, observed, sets)
     names = {item.pod.name for item in leaving}
     led = leading_master(cluster, observed) is not None  # only a leader can end a job
-    unwanted = [state for state in observed.drains.values() if state.pod not in names]
-    unwanted = [state for state in unwanted if led or state.phase is DrainPhase.UNSUPPORTED]
+    staying = [pod for pod in observed.pods_of(Component.STORE) if pod.name not in names and not pod.deleting]
+    unwanted = [(pod, observed.drains[pod.name]) for pod in staying if pod.name in observed.drains]
+    leaving += [_Leaving(pod, Drain(), _EMPTY) for pod, state in unwanted if state.phase is DrainPhase.DONE]
     stale: list[Action] = [
         CancelDrain(pod.name, pod.uid, state.job)
-        for state in unwanted
-        for pod in observed.pods_of(Component.STORE)
-        if pod.name == state.pod and not pod.deleting
+        for pod, state in unwanted
+        if state.phase is DrainPhase.UNSUPPORTED or (led and state.phase is not DrainPhase.DONE)
     ]
-    plan = StoresPlan(replicas, (*stale, *gone))
+    running = tuple(pod.name for pod, state in unwanted if state.phase is DrainPhase.RUNNING)
+    plan = StoresPlan(replicas, (*stale, *gone), running)
     broken = [item for item in leaving if is_broken(item.pod)]
     for item in broken:
         plan = _let_go(plan, item)
@@ -122,10 +126,10 @@ def _sizes(
             # Its pod was never made, or is gone.
             gone += _shrink(workload, replicas)
         elif size > wanted and last is not None and not last.deleting:
-            leaving.append(_Leaving(last, drain, workload))
+            leaving.append(_Leaving(last, drain, "its pool shrinks", workload))
         shrinking = {item.pod for item in leaving}
         rolled = [pod for pod in pods if not pod.up_to_date and not pod.deleting and pod.slot < min(size, wanted)]
-        leaving += [_Leaving(pod, drain) for pod in rolled if pod not in shrinking]
+        leaving += [_Leaving(pod, drain, "its template is outdated") for pod in rolled if pod not in shrinking]
     return replicas, leaving, gone
 
 
@@ -169,8 +173,8 @@ def _next(
     if pod.name not in observed.segments:
         return replace(plan, waiting=f"store: the leader does not list the segment of {pod.name} yet")
     start = StartDrain(pod.name, pod.uid, segment_of(pod.group, pod.slot))
-    event = Emit("DrainStarted", f"objects of {pod.name} move to other nodes, because {_reason(item)}")
-    return replace(plan, actions=(*plan.actions, start, event), draining=(pod.name,))
+    event = Emit("DrainStarted", f"objects of {pod.name} move to other nodes, because {item.why}")
+    return replace(plan, actions=(*plan.actions, start, event), draining=(*plan.draining, pod.name))
 
 
 def _go_on(plan: StoresPlan, observed: Observed, item: _Leaving, state: DrainState) -> StoresPlan:
@@ -180,7 +184,7 @@ def _go_on(plan: StoresPlan, observed: Observed, item: _Leaving, state: DrainSta
     forced = late and drain.on_timeout is DrainTimeout.FORCE
     if state.phase in (DrainPhase.DONE, DrainPhase.UNSUPPORTED) or drain.mode is DrainMode.DISCARD or forced:
         return _let_go(plan, item, _ending(pod, state, forced=forced))
-    plan = replace(plan, draining=(pod.name,))
+    plan = replace(plan, draining=(*plan.draining, pod.name))
     if drain.on_timeout is DrainTimeout.FORCE or (state.phase is DrainPhase.RUNNING and not late):
         return plan
     ended = "failed" if state.phase is DrainPhase.FAILED else f"takes longer than {drain.timeout_ms // 1000} s"
@@ -209,7 +213,7 @@ def _let_go(plan: StoresPlan, item: _Leaving, event: Emit | None = None) -> Stor
     replicas = dict(plan.replicas)
     actions: list[Action] = [*plan.actions, *([event] if event else [])]
     if item.shrink is None:
-        actions.append(DeletePod(item.pod.name, item.pod.uid, _reason(item)))
+        actions.append(DeletePod(item.pod.name, item.pod.uid, item.why))
     else:
         actions += _shrink(item.shrink, replicas)
     return replace(plan, replicas=replicas, actions=tuple(actions))
@@ -218,7 +222,3 @@ def _let_go(plan: StoresPlan, item: _Leaving, event: Emit | None = None) -> Stor
 def _is_last(observed: Observed, pod: ObservedPod) -> bool:
     """True when no other node could take its objects."""
     return not any(other.ready and other.name != pod.name for other in observed.pods_of(Component.STORE))
-
-
-def _reason(item: _Leaving) -> str:
-    return "its pool shrinks" if item.shrink else "its template is outdated"

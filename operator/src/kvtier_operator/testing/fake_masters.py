@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from kvtier_operator.controller.masters import AdminAddress, DrainProgress, DrainUnsupported, Health, MasterSilent
 from kvtier_operator.observed import DrainPhase, MasterRole
+
+_RUNNING = "RUNNING"
+_NO_SEGMENT = (HTTPStatus.NOT_FOUND, '{"success":false,"error_message":"SEGMENT_NOT_FOUND"}')
+_NOT_NOW = (HTTPStatus.CONFLICT, '{"success":false,"error_message":"UNAVAILABLE_IN_CURRENT_STATUS"}')
 
 
 @dataclass(slots=True)
@@ -27,6 +31,7 @@ class FakeMasters:
         lag: of every standby.
         drains_known: the masters have drain jobs.
         progress: of drain jobs, by id.
+        moving: objects are on their way, so that no job can be ended.
         calls: names of calls made, in order.
     """
 
@@ -37,8 +42,10 @@ class FakeMasters:
     lag: int | None = 0
     drains_known: bool = True
     progress: dict[str, DrainProgress] = field(default_factory=dict)
+    moving: bool = False
     view_version: int = 1
     calls: list[str] = field(default_factory=list)
+    _jobs: dict[str, str] = field(default_factory=dict)
 
     async def health(self, address: AdminAddress) -> Health:
         """See `MasterAdmin.health`."""
@@ -58,19 +65,27 @@ class FakeMasters:
         self._answers("start_drain", address)
         if not self.drains_known or segment not in self.mounted:
             raise DrainUnsupported(segment)
-        job = f"job-{len(self.progress) + 1}"
+        if self._progress(f"segment:{segment}").phase is not DrainPhase.FAILED:
+            return f"segment:{segment}"
+        job = self._jobs[segment] = f"job-{len(self.progress) + 1}"
         self.progress[job] = DrainProgress(DrainPhase.RUNNING, "moved 0")
         return job
 
     async def drain_progress(self, address: AdminAddress, job: str) -> DrainProgress:
         """See `MasterAdmin.drain_progress`."""
         self._answers("drain_progress", address)
-        return self.progress.get(job, DrainProgress(DrainPhase.FAILED, "unknown job"))
+        return self._progress(job)
 
-    async def cancel_drain(self, address: AdminAddress, job: str) -> None:
+    async def cancel_drain(self, address: AdminAddress, job: str) -> bool:
         """See `MasterAdmin.cancel_drain`."""
         self._answers("cancel_drain", address)
-        self.progress.pop(job, None)
+        if self._progress(job).phase is DrainPhase.RUNNING and job in self.progress and not self.moving:
+            self.progress[job] = DrainProgress(DrainPhase.FAILED, "cancelled")
+        return self._progress(job).phase is DrainPhase.FAILED
+
+    def _progress(self, job: str) -> DrainProgress:
+        job = self._jobs.get(job.removeprefix("segment:"), job)
+        return self.progress.get(job, DrainProgress(DrainPhase.FAILED, "unknown job"))
 
     def _answers(self, call: str, address: AdminAddress) -> None:
         self.calls.append(call)
@@ -88,6 +103,8 @@ class MasterServers:
         segments: that it lists.
         drains_known: it has drain jobs.
         job_status: of every drain job.
+        moving: objects are on their way, so that no job can be ended.
+        jobs: ids of those that were started.
     """
 
     def __init__(self, port: int) -> None:
@@ -96,8 +113,10 @@ class MasterServers:
         self.leader = ""
         self.segments: tuple[str, ...] = ()
         self.drains_known = True
-        self.job_status = "RUNNING"
+        self.job_status = _RUNNING
+        self.moving = False
         self.jobs: list[str] = []
+        self._drained: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -160,19 +179,40 @@ class MasterServers:
             return HTTPStatus.SERVICE_UNAVAILABLE, '{"success":false,"error":"service plane is not active"}'
         if url.path == "/get_all_segments":
             return HTTPStatus.OK, "\n".join(self.segments)
-        if self.drains_known and url.path.startswith("/api/v1/drain_jobs"):
-            return self._drain(method, url.path, parse_qs(url.query).get("job_id", [""])[0], body)
+        if self.drains_known and url.path.startswith("/api/v1/"):
+            return self._drain(method, url.path, dict(parse_qsl(url.query)), body)
         return HTTPStatus.NOT_FOUND, "404 Not Found"
 
-    def _drain(self, method: str, path: str, job: str, body: Mapping[str, Any]) -> tuple[int, str]:
+    def _drain(self, method: str, path: str, query: Mapping[str, str], body: Mapping[str, Any]) -> tuple[int, str]:
+        if path.endswith("/segments/status"):
+            return self._segment_status(query["segment"])
         if method == "POST" and path.endswith("/drain_jobs"):
-            if set(body["segments"]) - set(self.segments):
-                return HTTPStatus.NOT_FOUND, '{"success":false,"error_message":"SEGMENT_NOT_FOUND"}'
-            self.jobs.append(f"{len(self.jobs) + 1}-7")
-            return HTTPStatus.OK, json.dumps({"success": True, "job_id": self.jobs[-1], "status": "CREATED"})
-        if job not in self.jobs:
-            return HTTPStatus.NOT_FOUND, '{"success":false,"error_message":"OBJECT_NOT_FOUND"}'
+            return self._start(body["segments"])
+        if (job := query["job_id"]) not in self.jobs:
+            return HTTPStatus.NOT_FOUND, '{"success":false,"error_message":"JOB_NOT_FOUND"}'
         if path.endswith("/cancel"):
+            if self.moving or self.job_status != _RUNNING:
+                return _NOT_NOW
             self.job_status = "CANCELED"
         answer = {"job_id": job, "status_name": self.job_status, "succeeded_units": 3, "message": "as told"}
         return HTTPStatus.OK, json.dumps(answer)
+
+    def _start(self, segments: Sequence[str]) -> tuple[int, str]:
+        if set(segments) - set(self.segments):
+            return _NO_SEGMENT
+        if not self._takes_objects(segments[0]):
+            return _NOT_NOW
+        self._drained.update(segments)
+        self.job_status = _RUNNING
+        self.jobs.append(f"{len(self.jobs) + 1}-7")
+        return HTTPStatus.OK, json.dumps({"success": True, "job_id": self.jobs[-1], "status": "CREATED"})
+
+    def _segment_status(self, segment: str) -> tuple[int, str]:
+        if segment not in self.segments:
+            return _NO_SEGMENT
+        drained = "DRAINING" if self.job_status == _RUNNING else "DRAINED"
+        status = "OK" if self._takes_objects(segment) else drained
+        return HTTPStatus.OK, json.dumps({"success": True, "segment": segment, "status_name": status})
+
+    def _takes_objects(self, segment: str) -> bool:
+        return segment not in self._drained or self.job_status in {"CANCELED", "FAILED"}

@@ -57,7 +57,7 @@ class Life:
     def __post_init__(self) -> None:
         self._chance = Random(self.seed)  # noqa: S311 - a seed repeats a run
         self._split = self._perhaps(0.4)
-        faults = Faults(0.02, 0.1, 0.03, 0.05, 0.1, 0.1, 0.6) if self.faulty else Faults()
+        faults = Faults(0.02, 0.1, 0.03, 0.05, 0.1, 0.1, 0.6, 0.3, 0.5) if self.faulty else Faults()
         world = World(self._first(), self.seed, faults, drains_supported=self._perhaps(0.5))
         if self.faulty and self._perhaps(0.7):
             bad = self._chance.choice(_IMAGES[1:])

@@ -60,6 +60,7 @@ class World:
         slow: ticks that a new pod takes at most.
         now: seconds since the epoch.
         objects, pods, drains, ledger, status, events: what the operator sees and writes.
+        forgotten: drains that masters know and nobody else, by the uid of their pod.
         gone: the cluster has been deleted with everything.
         leader_name: the master that won the last election; whether it serves is `leading`.
         view_version: of that election.
@@ -76,6 +77,7 @@ class World:
     objects: dict[ObjectRef, WorldObject] = field(default_factory=dict)
     pods: dict[str, WorldPod] = field(default_factory=dict)
     drains: dict[str, Drainage] = field(default_factory=dict)
+    forgotten: dict[str, Drainage] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     status: Mapping[str, Any] = field(default_factory=dict)
     events: list[Emit] = field(default_factory=list)
@@ -103,7 +105,7 @@ class World:
             drains={
                 name: DrainState(name, drain.phase, self.now - drain.since, f"job-{name}")
                 for name, drain in self.drains.items()
-                if name in self.pods
+                if name in self.pods and self.pods[name].uid == drain.uid
             },
             ledger=self.ledger,
             status=self.status,
@@ -176,8 +178,7 @@ class World:
             case StartDrain():
                 self._start_drain(self._pod_with_uid(action.pod, action.uid))
             case CancelDrain():
-                self._pod_with_uid(action.pod, action.uid)
-                self.drains.pop(action.pod, None)
+                self._cancel_drain(self._pod_with_uid(action.pod, action.uid))
             case SetFinalizer():
                 self._set_finalizer(present=action.present)
             case Emit():
@@ -201,10 +202,26 @@ class World:
         if self.leading is None:
             raise Conflict("no master leads")
         if not self.drains_supported:
-            self.drains[pod.name] = Drainage(DrainPhase.UNSUPPORTED, self.now, 0, DrainPhase.UNSUPPORTED)
+            self.drains[pod.name] = Drainage(pod.uid, DrainPhase.UNSUPPORTED, self.now, 0, DrainPhase.UNSUPPORTED)
+            return
+        if (begun := self.forgotten.pop(pod.uid, None)) is not None:
+            self.drains[pod.name] = replace(begun, since=self.now)
             return
         ends = DrainPhase.FAILED if self.happens(self.faults.drain_fails) else DrainPhase.DONE
-        self.drains[pod.name] = Drainage(DrainPhase.RUNNING, self.now, 1 + self.chance.randrange(3), ends)
+        drain = Drainage(pod.uid, DrainPhase.RUNNING, self.now, 1 + self.chance.randrange(3), ends)
+        if self.happens(self.faults.drain_forgotten):
+            self.forgotten[pod.uid] = drain
+            raise Conflict("the operator died before it wrote the job down")
+        self.drains[pod.name] = drain
+
+    def _cancel_drain(self, pod: WorldPod) -> None:
+        """As a master does: nothing while objects are on their way, and a segment that was emptied stays closed."""
+        drain = self.drains.get(pod.name)
+        if drain is None or drain.phase is DrainPhase.DONE:
+            return
+        if drain.phase is DrainPhase.RUNNING and self.happens(self.faults.drain_moves):
+            return
+        del self.drains[pod.name]
 
     def _set_finalizer(self, *, present: bool) -> None:
         meta = self.cluster.metadata

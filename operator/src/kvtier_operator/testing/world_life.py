@@ -21,12 +21,15 @@ def tick(world: World) -> None:
     _stumble(world)
     _keep_pods(world)
     _elect(world)
-    for name, drain in list(world.drains.items()):
+    for drain in (*world.drains.values(), *world.forgotten.values()):
         drain.lasts -= 1
-        if name not in world.pods:
-            del world.drains[name]
-        elif drain.phase is DrainPhase.RUNNING and drain.lasts <= 0:
+        if drain.phase is DrainPhase.RUNNING and drain.lasts <= 0:
             drain.phase = drain.ends
+    there = {pod.uid for pod in world.pods.values()}
+    world.drains = {name: drain for name, drain in world.drains.items() if drain.uid in there}
+    world.forgotten = {
+        uid: drain for uid, drain in world.forgotten.items() if uid in there and drain.phase is not DrainPhase.FAILED
+    }
 
 
 def _stumble(world: World) -> None:
@@ -108,6 +111,10 @@ def _elect(world: World) -> None:
         world.election = 0
         world.view_version += 1
         world.leader_name = world.chance.choice(masters).name
+        world.forgotten.clear()
+        for drain in world.drains.values():
+            if drain.phase is not DrainPhase.UNSUPPORTED:
+                drain.phase = DrainPhase.FAILED  # the new leader has no jobs of the old one
 
 
 def _rolls_by_itself(ref: ObjectRef, live: Manifest) -> bool:

@@ -47,8 +47,9 @@ class WorldObject:
 
 @dataclass(slots=True)
 class Drainage:
-    """A drain that was asked for."""
+    """A drain that was asked for, of the pod with this uid."""
 
+    uid: str
     phase: DrainPhase
     since: float
     lasts: int
@@ -67,6 +68,8 @@ class Faults:
         conflict: somebody else writes the ledger first.
         cut: the operator dies before an action.
         drain_fails: a drain ends without success.
+        drain_forgotten: the operator dies after a drain has begun and before it has written that down.
+        drain_moves: objects are on their way when a drain is to be ended, which the master then refuses.
     """
 
     pod_dies: float = 0.0
@@ -76,6 +79,8 @@ class Faults:
     conflict: float = 0.0
     cut: float = 0.0
     drain_fails: float = 0.0
+    drain_forgotten: float = 0.0
+    drain_moves: float = 0.0
 
 
 def template_of(workload: Manifest) -> str:

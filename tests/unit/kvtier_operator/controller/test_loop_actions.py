@@ -12,7 +12,7 @@ from kvtier_operator.controller.masters import AdminAddress, MastersView
 from kvtier_operator.controller.observe import NO_DRAIN_JOBS
 from kvtier_operator.errors import ApiConflict
 from kvtier_operator.labels import DRAIN_JOB, FINALIZER, MANAGED_BY, MANAGER
-from kvtier_operator.observed import ObjectRef
+from kvtier_operator.observed import DrainPhase, ObjectRef
 from kvtier_operator.planning.actions import (
     CancelDrain,
     Delete,
@@ -99,9 +99,14 @@ def test_a_drain_is_started_at_the_leader_remembered_on_the_pod_and_ended() -> N
     world.look()
     drain = world.seen[-1].drains["small-store-dram-0"]
     assert (drain.job, drain.running_s) == ("job-1", 0.0)
+    world.masters.moving = True
+    asyncio.run(world.executor.carry_out(cancel, scene))
+    annotations = world.api.objects["Pod", "llm", "small-store-dram-0"]["metadata"]["annotations"]
+    assert annotations[DRAIN_JOB] == "job-1", "what cannot be ended yet is not forgotten"
+    world.masters.moving = False
     asyncio.run(world.executor.carry_out(cancel, scene))
     assert DRAIN_JOB not in world.api.objects["Pod", "llm", "small-store-dram-0"]["metadata"]["annotations"]
-    assert world.masters.progress == {}
+    assert world.masters.progress["job-1"].phase is DrainPhase.FAILED
     world.masters.drains_known = False
     asyncio.run(world.executor.carry_out(start, scene))
     annotations = world.api.objects["Pod", "llm", "small-store-dram-0"]["metadata"]["annotations"]

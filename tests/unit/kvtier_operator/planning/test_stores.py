@@ -126,6 +126,21 @@ def test_a_drain_ends_when_the_scale_in_is_taken_back() -> None:
     assert made.replicas == {"dram": 3}
 
 
+def test_a_node_whose_objects_have_all_moved_starts_anew_though_it_may_stay() -> None:
+    """Its segment takes no objects any more, and no master can change that."""
+    made = plan(store_pods(3), drains=drained("kv-store-dram-2", DrainPhase.DONE))
+    assert [action.name for action in orders(made) if isinstance(action, DeletePod)] == ["kv-store-dram-2"]
+    assert len(orders(made)) == 1
+    others = [*store_pods(1), *store_pods(3, ready=False, waiting="starting")[1:2], *store_pods(3)[2:]]
+    assert orders(plan(others, drains=drained("kv-store-dram-2", DrainPhase.DONE))) == []
+
+
+def test_a_drain_that_cannot_be_ended_yet_goes_on_visibly() -> None:
+    made = plan(store_pods(3), drains=drained("kv-store-dram-2", DrainPhase.RUNNING))
+    assert [type(action) for action in orders(made)] == [CancelDrain]
+    assert made.draining == ("kv-store-dram-2",)
+
+
 def test_a_drain_is_not_ended_while_nobody_leads_who_could_end_it() -> None:
     drains = drained("kv-store-dram-2", DrainPhase.RUNNING)
     assert orders(plan(store_pods(3), wanted=3, drains=drains, masters={})) == []
