@@ -15,6 +15,7 @@ from kvtier_worker.core.layout import ObjectLayout, layer_ranges
 from kvtier_worker.core.plans import RestoreItem, RestorePlan, WritebackItem, WritebackPlan
 from kvtier_worker.engine.arena import HostArena, arena_bytes, bind_arena, plan_regions
 from kvtier_worker.engine.ports import CopyStream
+from kvtier_worker.engine.synchronizer import LayerSynchronizer
 from kvtier_worker.engine.trailers import trailer_is_valid
 from kvtier_worker.engine.transfers import HierarchyKVCacheTransfer, TransferOptions
 from kvtier_worker.engine.writeback_pipeline import CopyResult, StoreResult
@@ -146,6 +147,28 @@ def test_submitting_copies_does_not_wait_for_them(world: World) -> None:
     assert not event.query()
     event.synchronize()
     assert event.query()
+
+
+def test_a_finished_forward_leaves_the_host_slots_to_their_next_owner(world: World) -> None:
+    """The forward only queued its work, as one that samples nothing does; late copies would restore the new content."""
+    fill_slots(world)
+    _, twin = cpu_twin(world)
+    num_layers = world.layout.num_layers
+    BlockCopies(world.arena, [twin]).restore(job(PAIRS), 0, num_layers)
+    stream = world.engine.stream()
+    delay(world.engine, stream)
+    stream.restore(job(PAIRS), 0, num_layers)
+    event = stream.record()
+    gate = LayerSynchronizer(BatchId(1), world.engine, ((0, num_layers),), [event], None, lambda _: None)
+    for layer in range(num_layers):
+        gate.wait(layer)
+    assert not event.query()
+    gate.finish()
+    assert event.query()
+    for slot, _ in PAIRS:
+        write_slot(world.arena, slot, bytes(world.layout.payload_bytes), TARGET)
+    torch.cuda.synchronize()
+    assert torch.equal(world.device_bytes(), twin.flat(BlockType.KV))
 
 
 def test_a_failure_is_told_and_the_stream_is_usable_again(world: World) -> None:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import string
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kvtier_operator.manifest import load
+from kvtier_operator.planning.ports import PortBlock
+from kvtier_operator.resources.engine import EnginePlace, StoreAddresses, engine_settings
+from kvtier_operator.resources.master import MasterAddress
 from kvtier_worker.contract import Flag, WorkerSettings, flags_of
+from kvtier_worker.contract.effects import NEEDS
 from kvtier_worker.contract.elsewhere import FLAGS_OF_OTHER_PARTS
 from kvtier_worker.errors import ConfigError
 
 FLAGS = flags_of(WorkerSettings)
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
 
 # The command line of the original page, section "Fused xLLM".
 ORIGINAL_PAGE = [
@@ -76,6 +83,7 @@ def test_flag_and_value_may_stand_apart(settings: WorkerSettings) -> None:
 def test_the_command_line_of_the_original_page_parses_and_has_no_violation() -> None:
     settings = WorkerSettings.from_argv(ORIGINAL_PAGE)
     assert settings.violations() == ()
+    assert settings.warnings() == ()
     assert settings.host_blocks_factor == 4.0
     assert settings.enable_kvcache_store
     assert settings.prefetch_timeout == 30000
@@ -264,14 +272,91 @@ def test_a_worker_owns_base_port_plus_rank(hostname: str, rank: int, expected: s
     assert str(sound(store_local_hostname=hostname).store_endpoint(rank)) == expected
 
 
-def test_settings_without_effect_are_warned_about() -> None:
-    settings = sound(store_rdma_devices="mlx5_0", store_master_server_address="a:1", host_blocks_factor=0.5)
+HOST = {"host_blocks_factor": 2.0}
+NEEDS_STORE = "it needs --enable_kvcache_store=true"
+NEEDS_HOST = "it needs --host_blocks_factor above 1"
+NEEDS_PREFIX_CACHE = "it needs --enable_prefix_cache=true"
+WITHOUT_EFFECT: list[tuple[dict[str, Any], str, str]] = [
+    ({"host_blocks_factor": 0.5}, "--host_blocks_factor=0.5", "it needs a value above 1"),
+    ({"prefetch_timeout": 5}, "--prefetch_timeout=5", NEEDS_STORE),
+    (HOST | {"prefetch_batch_size": 8}, "--prefetch_batch_size=8", NEEDS_STORE),
+    ({"store_protocol": "rdma"}, "--store_protocol=rdma", NEEDS_STORE),
+    ({"store_rdma_devices": "mlx5_0"}, "--store_rdma_devices=mlx5_0", f"{NEEDS_STORE} and --store_protocol=rdma"),
+    (STORE_ON | {"store_rdma_devices": "mlx5_0"}, "--store_rdma_devices=mlx5_0", "it needs --store_protocol=rdma"),
+    ({"store_master_server_address": "a:1"}, "--store_master_server_address=a:1", NEEDS_STORE),
+    ({"store_metadata_server": "etcd://a:1"}, "--store_metadata_server=etcd://a:1", NEEDS_STORE),
+    ({"store_local_hostname": "10.0.0.1:9000"}, "--store_local_hostname=10.0.0.1:9000", NEEDS_STORE),
+    ({"store_shm_client": "127.0.0.1:5000"}, "--store_shm_client=127.0.0.1:5000", NEEDS_STORE),
+    ({"store_call_timeout": 9}, "--store_call_timeout=9", NEEDS_STORE),
+    ({"store_replica_num": 2}, "--store_replica_num=2", NEEDS_STORE),
+    ({"enable_store_integrity": False}, "--enable_store_integrity=false", NEEDS_STORE),
+    ({"layers_wise_copy_batchs": 2}, "--layers_wise_copy_batchs=2", NEEDS_HOST),
+    ({"host_eviction": "lru"}, "--host_eviction=lru", NEEDS_HOST),
+    ({"enable_restore_cost_gate": True}, "--enable_restore_cost_gate=true", NEEDS_HOST),
+    ({"enable_control_h2d_block_num": True}, "--enable_control_h2d_block_num=true", NEEDS_HOST),
+    (
+        HOST | {"max_h2d_blocks_per_step": 3},
+        "--max_h2d_blocks_per_step=3",
+        "it needs --enable_control_h2d_block_num=true",
+    ),
+    ({"enable_prefix_cache": False, "enable_cache_salt": True}, "--enable_cache_salt=true", NEEDS_PREFIX_CACHE),
+    ({"enable_prefix_cache": False, "xxh3_128bits_seed": 7}, "--xxh3_128bits_seed=7", NEEDS_PREFIX_CACHE),
+    ({"enable_prefix_cache": False, "device_eviction": "s3fifo"}, "--device_eviction=s3fifo", NEEDS_PREFIX_CACHE),
+    ({"enable_chunked_prefill": False}, "--enable_mix_batch=true", "it needs --enable_chunked_prefill=true"),
+    (
+        {"max_cache_size": 1 << 30, "max_memory_utilization": 0.5},
+        "--max_memory_utilization=0.5",
+        "it needs --max_cache_size=0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "shown", "needs"), WITHOUT_EFFECT)
+def test_a_setting_without_effect_is_named_with_its_value_and_what_it_needs(
+    changes: dict[str, Any], shown: str, needs: str
+) -> None:
+    assert sound(**changes).violations() == ()
+    assert sound(**changes).warnings() == (f"{shown} has no effect; {needs}",)
+
+
+def test_every_need_of_a_flag_is_tested() -> None:
+    assert {shown.split("=")[0].removeprefix("--") for _, shown, _ in WITHOUT_EFFECT} == NEEDS.keys()
+
+
+def test_several_settings_without_effect_are_told_at_once() -> None:
+    settings = sound(store_rdma_devices="mlx5_0", max_h2d_blocks_per_step=3, host_blocks_factor=0.5)
     assert [text.split("=")[0] for text in settings.warnings()] == [
-        "--store_rdma_devices",
-        "--store_master_server_address",
         "--host_blocks_factor",
+        "--store_rdma_devices",
+        "--max_h2d_blocks_per_step",
     ]
-    assert sound(**STORE_ON).warnings() == ()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        STORE_ON,
+        STORE_ON | {"store_protocol": "rdma", "store_rdma_devices": "mlx5_0", "prefetch_timeout": 5},
+        HOST | {"layers_wise_copy_batchs": 2, "host_eviction": "lru", "enable_restore_cost_gate": True},
+        HOST | {"enable_control_h2d_block_num": True, "max_h2d_blocks_per_step": 3},
+        {"enable_chunked_prefill": False, "enable_mix_batch": False},
+        {"enable_cache_salt": True, "xxh3_128bits_seed": 7},
+        {"max_memory_utilization": 0.5},
+    ],
+)
+def test_settings_with_an_effect_are_not_warned_about(changes: dict[str, Any]) -> None:
+    assert sound(**changes).warnings() == ()
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_engines_of_the_examples_have_no_setting_without_effect(path: Path) -> None:
+    cluster = load(path)
+    store = StoreAddresses(MasterAddress("127.0.0.1:50051"))
+    for role in cluster.roles:
+        place = EnginePlace("/models/m", PortBlock(20000, 20100), role.port)
+        settings = engine_settings(cluster, role, place, store)
+        assert (settings.violations(), settings.warnings()) == ((), ())
 
 
 @pytest.mark.parametrize("flag", FLAGS.values(), ids=FLAGS.keys())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from kvtier_worker.api.chat_template import ChatTemplate
-from kvtier_worker.engine.frontend import EngineRequest
+from kvtier_worker.engine.frontend import EngineRequest, FinishReason
 from kvtier_worker.testing.engine import DEFAULT_INFO, ScriptedFailure
 
 from .conftest import Serve, Served, byte_tokenizer, ids, says
@@ -115,6 +115,7 @@ def test_a_stop_string_is_cut_across_tokens_and_the_engine_is_told(serve: Serve)
     assert choice["token_ids"] == list(ids("one END."))
     assert answer["usage"]["completion_tokens"] == 8
     assert served.engine.wait_cancelled(1, 5)
+    assert list(served.engine.cancelled.values()) == [FinishReason.STOP]
 
 
 def test_what_only_looks_like_a_stop_string_comes_at_the_end(serve: Serve) -> None:
@@ -176,6 +177,16 @@ def test_completion_logprobs_have_openais_shape(serve: Serve) -> None:
     assert logprobs["token_logprobs"] == [-0.5, -0.5]
     assert logprobs["top_logprobs"] == [{"a": -0.5, "b": -1.5}, {"b": -0.5, "c": -1.5}]
     assert logprobs["text_offset"] == [0, 1]
+
+
+def test_text_offsets_count_text_that_might_have_begun_a_stop_string(serve: Serve) -> None:
+    served = serve(says("one END two"))
+    (choice,) = served.complete(stop=["END!"], logprobs=0)["choices"]
+    assert choice["text"] == "one END two"
+    assert choice["logprobs"]["text_offset"] == list(range(12))
+    chunks = stream(served, prompt="p", stop=["END!"], logprobs=0)
+    told = [offset for chunk in chunks for offset in chunk["choices"][0]["logprobs"]["text_offset"]]
+    assert told == list(range(12))
 
 
 def test_no_likeliest_tokens_are_told_when_none_are_asked_for(serve: Serve) -> None:

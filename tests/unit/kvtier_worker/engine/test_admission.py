@@ -152,7 +152,7 @@ def test_the_deadline_lets_the_request_go_and_keeps_the_slots_of_what_is_in_flig
     assert state(live) is RequestState.WAITING
     assert desk.admission.num_pending == 0
     assert desk.admission.next_deadline() is None
-    assert (desk.leased, desk.published) == (5, 0), "ranks still write into these slots"
+    assert (desk.leased, desk.published) == (4, 0), "ranks still write into these slots"
     desk.answer(desk.sent[0])
     desk.answer(desk.sent[1], now=11.5)
     assert len(desk.sent) == 2
@@ -220,7 +220,7 @@ def test_a_cancelled_prefetch_waits_for_its_batches_and_publishes_nothing() -> N
     desk = Desk()
     live = desk.start()
     desk.cancel(live)
-    assert desk.leased == 5
+    assert desk.leased == 4
     for message in list(desk.sent):
         desk.answer(message)
     assert len(desk.sent) == 2
@@ -290,6 +290,44 @@ def test_when_nobody_wants_a_prefetch_any_more_it_stops() -> None:
     assert len(desk.sent) == 2
     assert desk.gone == [second, first]
     assert desk.leased == 0
+
+
+def test_a_retry_fetches_what_a_cancelled_prefetch_never_asked_for() -> None:
+    desk = Desk(batch_size=1)
+    first = desk.start()
+    desk.cancel(first)
+    second = desk.start()
+    assert [message.job_id for message in desk.sent] == [1, 1, 2, 2], "nobody else will fetch these"
+    desk.answer_all()
+    assert (desk.gone, desk.ready) == ([first], [second])
+    assert sorted(second.held.pins) == [0, 1, 2, 3, 4]
+    desk.blocks.release(second)
+    assert desk.leased == 0
+
+
+def test_who_waits_for_what_a_stopped_prefetch_gave_up_goes_on_without_it() -> None:
+    desk = Desk(batch_size=1, timeout_s=1.0)
+    first, second = desk.start(now=0.0), desk.start(now=0.5)
+    desk.admission.tick(1.0)
+    assert desk.ready == [first]
+    assert desk.leased == 2
+    third = desk.start(now=1.0)
+    desk.answer_all()
+    assert desk.ready == [first, second, third]
+    assert (sorted(second.held.pins), sorted(third.held.pins)) == ([0, 1], [0, 1, 2, 3, 4])
+    for live in desk.ready:
+        desk.blocks.release(live)
+    assert desk.leased == 0
+
+
+def test_a_known_miss_gives_up_what_was_not_asked_for_yet() -> None:
+    desk = Desk(batch_size=1)
+    live = desk.start()
+    desk.answer(desk.sent[0], hits=b"\x00")
+    assert desk.leased == 2
+    desk.answer(desk.sent[1])
+    assert (desk.ready, desk.leased, desk.published) == ([live], 0, 1)
+    assert desk.reports == [PrefetchReport(PrefetchOutcome.PARTIAL, 5, 1, 1.0)]
 
 
 def test_a_deadline_ends_waiting_for_another_request() -> None:

@@ -98,6 +98,21 @@ def test_cancelling_twice_or_what_is_unknown_does_nothing() -> None:
     assert [output.finish_reason for output in client.outputs] == [FinishReason.CANCELLED]
 
 
+def test_a_request_that_a_stop_string_ended_counts_as_stopped() -> None:
+    sim = simulation()
+    client = sim.submit("a", PROMPT, max_tokens=20)
+    gone = sim.submit("b", PROMPT, max_tokens=20)
+    while len(client.tokens) < 3:
+        sim.turn()
+    client.expected = client.tokens  # what a front shows ends here
+    sim.cancel("a", FinishReason.STOP)
+    sim.cancel("b")
+    sim.run()
+    assert (client.reason, gone.reason) == (FinishReason.STOP, FinishReason.CANCELLED)
+    counted = sim.engine.metrics.registry.get_sample_value
+    assert [counted("requests_total", {"reason": reason}) for reason in ("stop", "cancelled")] == [1, 1]
+
+
 def test_admission_counts_return_to_zero_when_every_client_cancels() -> None:
     sim = simulation(max_concurrent_requests=6)
     for _ in range(3):

@@ -151,6 +151,47 @@ def test_a_failed_restore_is_computed_instead() -> None:
     assert cached(client) == (0, 0, 0)
 
 
+def test_a_restore_that_always_fails_costs_one_step_and_ends_no_request() -> None:
+    """Of several that share its blocks each would try it in turn, with the others and a bystander in the same step."""
+    workers = FakeWorkerGroup()
+    sim = simulation(workers=workers)
+    sim.submit("a", PROMPT)
+    sim.run()
+    drop(sim, Tier.DEVICE)
+    workers.faults.restore_aborts = 1.0
+    bystander = sim.submit("bystander", [1, 2, 3], max_tokens=40)
+    while not bystander.tokens:
+        sim.turn()
+    sharers = [sim.submit(f"s{number}", PROMPT) for number in range(4)]
+    sim.run()
+    assert [client.reason for client in (bystander, *sharers)] == [FinishReason.LENGTH] * 5
+    assert sim.engine.metrics.registry.get_sample_value("engine_failed_steps_total") == 1
+
+
+def test_failed_restores_of_others_are_not_held_against_a_request() -> None:
+    """Five of them in a row, each in the step after the one before."""
+    workers = FakeWorkerGroup(num_device_blocks=128)
+    sim = simulation(workers=workers)
+    prompts = [[number, *PROMPT] for number in range(5)]
+    for number, prompt in enumerate(prompts):
+        sim.submit(f"a{number}", prompt)
+    sim.run()
+    drop(sim, Tier.DEVICE)
+    workers.faults.restore_aborts = 1.0
+    bystander = sim.submit("bystander", [1, 2, 3], max_tokens=40)
+    while not bystander.tokens:
+        sim.turn()
+    for number, prompt in enumerate(prompts):
+        sim.submit(f"b{number}", prompt)
+        seen = len(sent(sim, RegisterRestore))
+        while len(sent(sim, RegisterRestore)) == seen:
+            sim.turn()
+    assert sim.engine.metrics.registry.get_sample_value("engine_failed_steps_total") == 4
+    assert len(bystander.tokens) < 5, "it made progress in between"
+    sim.run()
+    assert {client.reason for client in sim.clients.values()} == {FinishReason.LENGTH}
+
+
 @pytest.mark.parametrize("fault", ["registers_short", "restore_aborts"])
 def test_a_step_whose_restore_went_wrong_takes_everybody_in_it_back(fault: str) -> None:
     workers = FakeWorkerGroup(num_ranks=2)

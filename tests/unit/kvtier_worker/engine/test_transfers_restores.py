@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from kvtier_worker.core.ids import BatchId, BlockId, BlockType, HostSlot
+from kvtier_worker.core.ids import BatchId, BlockId, BlockType, CacheRole, HostSlot
 from kvtier_worker.core.plans import RestoreItem, RestorePlan
 from kvtier_worker.engine.ports import LayerGate
 from kvtier_worker.engine.transfers import TransferOptions
 from kvtier_worker.errors import ProtocolError, TransferFailed
+from kvtier_worker.testing.blocks import random_block, write_slot
 from kvtier_worker.testing.copy import CopyFaults
 from kvtier_worker.testing.transfer_worker import BLOCKS, SLOTS, Worker, raises
 
@@ -94,6 +95,28 @@ def test_a_failed_copy_fails_the_forward_and_the_next_batch_is_sound(failing: in
     worker.restore(2, (5, 4))
     worker.run(2)
     assert worker.holds(4, seed=1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_forward_that_samples_nothing_ends_after_its_restores_left_the_host(seed: int) -> None:
+    """Compute waits on the device, and no token is read: only `finish` keeps the slot from its next owner."""
+    worker = Worker(seed=seed, device_waits=True)
+    worker.fill(3, seed=1)
+    worker.write_back((3, 5, 1))
+    worker.restore(1, (5, 4))
+    worker.run(1)
+    write_slot(worker.arena, 5, random_block(worker.cache.layout.objects[BlockType.KV], 2), CacheRole.TARGET)
+    worker.transfer.shutdown()
+    assert worker.holds(4, seed=1)
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_copy_that_fails_while_the_device_waits_fails_the_forward(failing: int) -> None:
+    worker = Worker(faults=CopyFaults(restores=frozenset({failing})), device_waits=True)
+    worker.restore(1, (5, 4))
+    with pytest.raises(TransferFailed, match="fails as planned"):
+        worker.run(1)
+    assert worker.transfer.check_integrity() == []
 
 
 def test_with_several_ranks_a_failed_wait_is_held_back_until_the_forward_ends() -> None:

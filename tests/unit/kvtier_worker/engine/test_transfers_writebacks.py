@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import pytest
 from kvtier_worker.core.ids import BlockType, Rank
-from kvtier_worker.engine.ports import PutOutcome, StoreBuffer
+from kvtier_worker.engine.copy_streams import CopyStreamPool
+from kvtier_worker.engine.ports import CopyJob, PutOutcome, StoreBuffer
 from kvtier_worker.engine.transfers import TransferOptions
 from kvtier_worker.errors import TransferFailed
 from kvtier_worker.testing.blocks import domain
@@ -166,3 +168,30 @@ def test_an_object_whose_put_left_no_trace_is_freed_before_the_next_put() -> Non
     assert worker.prefetch((2, 1)) == b"\0"
     worker.write_back((1, 1, 1))
     assert worker.prefetch((2, 1)) == b"\1"
+
+
+def test_a_writeback_that_ends_during_the_check_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stream is leased when the streams are counted, and it is over when the jobs are."""
+    worker, outcome = Worker(), Outcome()
+    inside, go_on = threading.Event(), threading.Event()
+    copy = worker.engine.writeback
+
+    def slow(job: CopyJob) -> None:
+        inside.set()
+        assert go_on.wait(10)
+        copy(job)
+
+    def count_and_let_it_end(pool: CopyStreamPool) -> int:
+        count = pool._made - len(pool._free)
+        go_on.set()
+        outcome.wait()
+        return count
+
+    monkeypatch.setattr(worker.engine, "writeback", slow)
+    monkeypatch.setattr(CopyStreamPool, "num_leased", property(count_and_let_it_end))
+    worker.transfer.writeback(writeback_plan((1, 1, 1)), outcome.on_copied, outcome.on_stored)
+    assert inside.wait(10)
+    assert worker.transfer.check_integrity() == []
+    go_on.set()
+    outcome.wait()
+    assert worker.transfer.check_integrity() == []

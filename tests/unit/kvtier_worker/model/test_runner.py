@@ -87,6 +87,24 @@ def test_rows_that_do_not_sample_are_cached_and_give_nothing(tiny: Any) -> None:
     assert output.request_id == "x"
 
 
+def test_a_step_that_samples_nothing_is_over_when_the_device_is(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[torch.device] = []
+
+    class Stream:
+        def __init__(self, device: torch.device) -> None:
+            self.device = device
+
+        def synchronize(self) -> None:
+            waits.append(self.device)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(tiny.decoder, "forward", lambda *_: None)
+    for device in (torch.device("cpu"), torch.device("cuda", 1)):
+        monkeypatch.setattr(tiny.decoder, "device", device)
+        assert tiny.runner.forward([step([1, 2, 3], 0, [1], sample=False)], None) == []
+    assert waits == [torch.device("cuda", 1)]
+
+
 def test_an_empty_step_gives_nothing(tiny: Any) -> None:
     assert tiny.runner.forward([], None) == []
 

@@ -19,7 +19,7 @@ class Delta:
         text: text that is now certain.
         token_ids: tokens generated; their text may still be held back.
         logprobs: one per token, when asked for.
-        text_offsets: characters of the choice before each of the tokens.
+        text_offsets: characters of the choice before each of the tokens, those held back included.
         finish_reason: set in the last delta.
     """
 
@@ -79,7 +79,7 @@ class Choice:
         """Pass text through the stop matcher; returns whether the choice has ended."""
         outcome = self._stops.feed(text)
         pieces.append(outcome.text)
-        self._num_chars += len(outcome.text)
+        self._num_chars += len(text)
         if outcome.stopped:
             self.finish_reason = FinishReason.STOP
         return outcome.stopped

@@ -130,7 +130,7 @@ class Generation:
         if delta.finish_reason is not None:
             self._running.discard(output.request_id)
             if output.finish_reason is None:  # a stop string, which the engine knows nothing of
-                self._front.engine.cancel(output.request_id)
+                self._front.engine.cancel(output.request_id, FinishReason.STOP)
         return ChoiceDelta(index, delta)
 
     def _measure(self, index: int, num_tokens: int) -> None:

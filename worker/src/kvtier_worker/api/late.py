@@ -12,6 +12,7 @@ from kvtier_worker.engine.frontend import (
     EngineHealth,
     EngineInfo,
     EngineRequest,
+    FinishReason,
     OutputSink,
     PoolReport,
     ProbeReport,
@@ -55,11 +56,11 @@ class LateEngine:
         """Pass on. Raises EngineDraining before the start is over."""
         self._started().submit(request, sink)
 
-    def cancel(self, request_id: RequestId) -> None:
+    def cancel(self, request_id: RequestId, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """Pass on; nothing to cancel before the start is over."""
         engine = self._engine
         if engine is not None:
-            engine.cancel(request_id)
+            engine.cancel(request_id, reason)
 
     def drop_caches(self, tiers: frozenset[Tier]) -> Future[Mapping[Tier, int]]:
         """Pass on. Raises EngineDraining before the start is over."""

@@ -36,24 +36,6 @@ def violations(settings: WorkerSettings) -> tuple[Violation, ...]:
     return tuple(found)
 
 
-def warnings(settings: WorkerSettings) -> tuple[str, ...]:
-    """What has no effect as the other settings stand."""
-    found = []
-    if settings.store_rdma_devices and settings.store_protocol != "rdma":
-        found.append(
-            f"--store_rdma_devices={settings.store_rdma_devices} has no effect with "
-            f"--store_protocol={settings.store_protocol}"
-        )
-    if settings.store_master_server_address and not settings.enable_kvcache_store:
-        found.append(
-            f"--store_master_server_address={settings.store_master_server_address} has no effect "
-            "without --enable_kvcache_store=true"
-        )
-    if 0 < settings.host_blocks_factor <= 1 and not settings.enable_kvcache_store:
-        found.append(f"--host_blocks_factor={settings.host_blocks_factor} makes no host tier; it takes more than 1")
-    return tuple(found)
-
-
 def _ranges(settings: WorkerSettings) -> Iterator[Violation]:
     for name, entry in flags_of(type(settings)).items():
         value = getattr(settings, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvtier_worker.contract import rules
+from kvtier_worker.contract import effects, rules
 from kvtier_worker.contract.addresses import MAX_PORT, HostPort, store_endpoint
 from kvtier_worker.contract.elsewhere import FLAGS_OF_OTHER_PARTS
 from kvtier_worker.contract.flags import FlagGroup, flag
@@ -267,8 +267,8 @@ class WorkerSettings:
         return tuple(text for _, text in rules.violations(self))
 
     def warnings(self) -> tuple[str, ...]:
-        """Settings that have no effect as the others stand."""
-        return rules.warnings(self)
+        """Settings that have no effect as the others stand; one sentence each, with what they need."""
+        return effects.warnings(self)
 
     @staticmethod
     def help_text() -> str:

@@ -3,6 +3,7 @@
 A request without holes, or with holes that nobody can fill, is ready at once. Otherwise it is PREFETCHING: its job
 issues batches to all ranks, at most `MAX_BATCHES_IN_FLIGHT` at a time, and is over when nothing is in flight. Deadline,
 cancel and a known miss stop *issuing*; they never abandon a batch in flight, because ranks still write into its slots.
+What a stopped job never issued is given up at once: another job may fetch it.
 At its deadline a request goes on without its job: a call to a dead master takes seconds, and nobody can hurry it.
 
 A hash is fetched by one job at a time. Who needs it too waits for that job. A job only ever waits for older ones, so
@@ -110,7 +111,7 @@ class Admission:
                 if job.why is None:
                     job.why = PrefetchOutcome.TIMEOUT
                 if job.issuing:
-                    job.stop()
+                    self._stop(job)
                 self._leave_others(job, now)
                 self._turn(job, now)
                 if job.wanted:
@@ -144,7 +145,7 @@ class Admission:
             job.matrix.mark_rank_failed(Rank(message.rank))
             job.why = PrefetchOutcome.ERROR
         if job.issuing and (not sound or 0 in message.hits):
-            job.stop()
+            self._stop(job)
         self._turn(job, now)
 
     # private
@@ -179,17 +180,18 @@ class Admission:
             for rank in range(self.num_ranks):
                 job.matrix.mark_rank_done(Rank(rank))
             hits = job.matrix.merged()
+        found = hits[: len(job.need.indices)]
         waiters = [self.jobs[waiter] for waiter in sorted(job.waiters)]
         publish = job.wanted or job.left or bool(waiters)
         job.apply(PrefetchEvent.MERGED if publish else PrefetchEvent.DISCARDED)
         if publish:
-            host.publish_fetched(job.need, hits)
+            host.publish_fetched(job.need, found)
         if job.wanted:
-            self.blocks.pin_fetched(job.live, job.indices_of(hits))
+            self.blocks.pin_fetched(job.live, job.indices_of(found))
         for waiter in waiters:
             whole = self.blocks.pin_fetched(waiter.live, waiter.awaited.pop(job.job_id))
             if not whole and waiter.issuing:
-                waiter.stop()
+                self._stop(waiter)
         host.release_fetched(job.need)
         if hits:
             self.on_end(PrefetchReport(job.outcome(hits), len(hits), sum(hits), now - job.started))
@@ -210,7 +212,7 @@ class Admission:
         job.left = True
         del self._by_request[job.live]
         if job.matrix is not None and self.blocks.host is not None:
-            hits = job.matrix.agreed()
+            hits = job.matrix.agreed()[: len(job.need.indices)]
             self.blocks.host.publish_fetched(job.need, hits)
             self.blocks.pin_fetched(job.live, job.indices_of(hits))
         self._admit(job.live)
@@ -231,4 +233,10 @@ class Admission:
     def _stop_if_unwanted(self, job: PrefetchJob) -> None:
         if not job.wanted and not job.waiters and job.issuing:
             job.why = PrefetchOutcome.CANCELLED
-            job.stop()
+            self._stop(job)
+
+    def _stop(self, job: PrefetchJob) -> None:
+        """Send nothing more of ``job``. Who waits for a block that was not sent computes it, when the job is over."""
+        job.stop()
+        if self.blocks.host is not None:
+            job.need = self.blocks.host.drop_unsent(job.need, job.issued)

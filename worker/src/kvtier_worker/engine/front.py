@@ -22,6 +22,7 @@ from kvtier_worker.engine.frontend import (
     EngineHealth,
     EngineInfo,
     EngineRequest,
+    FinishReason,
     OutputSink,
     PoolReport,
     ProbeReport,
@@ -120,10 +121,10 @@ class EngineFront:
             live = self._live_request(request, sink, chain, self._num_arrived)
             self._post(lambda: self._on_submit(live))
 
-    def cancel(self, request_id: RequestId) -> None:
-        """The client is gone. Idempotent; unknown ids are ignored. The sink gets a CANCELLED output."""
+    def cancel(self, request_id: RequestId, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        """See `EngineClient`."""
         if not self._ended:  # nobody empties the inbox afterwards
-            self._post(lambda: self._on_cancel(request_id))
+            self._post(lambda: self._on_cancel(request_id, reason))
 
     def drop_caches(self, tiers: frozenset[Tier]) -> Future[Mapping[Tier, int]]:
         """Forget cached blocks of these tiers; waits for write-backs in flight, so that nothing reappears."""
@@ -157,7 +158,7 @@ class EngineFront:
     def _on_submit(self, live: LiveRequest) -> None:
         raise NotImplementedError
 
-    def _on_cancel(self, request_id: RequestId) -> None:
+    def _on_cancel(self, request_id: RequestId, reason: FinishReason) -> None:
         raise NotImplementedError
 
     def _empty_inbox(self) -> None:

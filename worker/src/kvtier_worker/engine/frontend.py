@@ -157,8 +157,13 @@ class EngineClient(Protocol):
             EngineBusy, EngineDraining, PromptTooLong: refused; the sink is never called.
         """
 
-    def cancel(self, request_id: RequestId) -> None:
-        """The client is gone. Idempotent; unknown ids are ignored. The sink gets a CANCELLED output."""
+    def cancel(self, request_id: RequestId, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        """The client wants no more. Idempotent; unknown ids are ignored.
+
+        Args:
+            request_id: of a request that may be live.
+            reason: of its last output, and what it counts as: CANCELLED, or STOP when a stop string ended its text.
+        """
 
     def drop_caches(self, tiers: frozenset[Tier]) -> Future[Mapping[Tier, int]]:
         """Forget cached blocks of these tiers (device, host); the result counts blocks dropped."""

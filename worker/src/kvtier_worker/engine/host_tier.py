@@ -8,7 +8,7 @@ request's `Holdings`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvtier_worker.core.ids import BlockHash, HostSlot, JobId
 from kvtier_worker.core.plans import PrefetchItem, PrefetchPlan, WritebackItem
@@ -83,6 +83,23 @@ class HostTier:
             parents=tuple(hashes[index - 1] if index else None for index in own),
             awaited={job: tuple(indices) for job, indices in awaited.items()},
         )
+
+    def drop_unsent(self, need: FetchNeed, num_sent: int) -> FetchNeed:
+        """The job stops: give up what it never sent, which no rank writes into and any other job may fetch.
+
+        Args:
+            need: of the job.
+            num_sent: items that ranks were asked for, the first ones.
+
+        Returns:
+            What is left of ``need``.
+        """
+        unsent = need.plan.items[num_sent:]
+        for item in unsent:
+            del self.fetching[item.block_hash]
+        self.pool.release([item.host_slot for item in unsent])
+        plan = PrefetchPlan(need.plan.job_id, need.plan.items[:num_sent])
+        return replace(need, plan=plan, indices=need.indices[:num_sent], parents=need.parents[:num_sent])
 
     def publish_fetched(self, need: FetchNeed, hits: Sequence[bool]) -> None:
         """Make every hit findable, those behind a hole too. A block that lost to a resident one stays private.

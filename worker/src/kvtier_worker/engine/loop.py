@@ -261,12 +261,12 @@ class EngineLoop(EngineFront):
         use_store = live.request.leader is None and self._store.usable(now)
         self._admission.start(live, now, use_store=use_store)
 
-    def _on_cancel(self, request_id: RequestId) -> None:
+    def _on_cancel(self, request_id: RequestId, reason: FinishReason) -> None:
         live = self._live.get(request_id)
         if live is None or live.state is RequestState.STOPPING:
             return
         prefetching = live.state is RequestState.PREFETCHING
-        self._progress.cancel(live, None if self._step is None else self._step.plan)
+        self._progress.cancel(live, None if self._step is None else self._step.plan, reason)
         if prefetching:
             self._admission.cancel(live, self._clock())
 
@@ -276,7 +276,7 @@ class EngineLoop(EngineFront):
 
     def _cancel_all(self) -> None:
         for request_id in list(self._live):
-            self._on_cancel(request_id)
+            self._on_cancel(request_id, FinishReason.CANCELLED)
 
     def _forget(self, live: LiveRequest) -> None:
         del self._live[live.request_id]

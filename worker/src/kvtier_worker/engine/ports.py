@@ -232,4 +232,7 @@ class ModelRunner(Protocol):
         """Layout of this rank's cache blocks."""
 
     def forward(self, sequences: Sequence[SequenceStep], gate: LayerGate | None) -> Sequence[TokenOutput]:
-        """Compute one step; writes the new tokens' cache entries, returns a token per sampling sequence (rank 0)."""
+        """Compute one step; writes the new tokens' cache entries, returns a token per sampling sequence (rank 0).
+
+        Returns when the step is over on the device too, whether or not it samples.
+        """

@@ -38,11 +38,11 @@ class PrefetchJob:
     """One job in flight.
 
     Attributes:
-        need: what it reads and what it waits for.
+        need: what it reads and what it waits for; once it stopped, what of that was sent.
         live: whom it is for; cancelled ones stay until nothing is in flight.
         started: clock at its start.
         deadline: clock after which it issues nothing and its request does not wait; None = never.
-        matrix: what the ranks reported; None when it only waits for other jobs.
+        matrix: what the ranks reported of all it was to read; None when it only waits for other jobs.
         issued: items sent so far.
         in_flight: ranks that have not answered, by offset of a batch sent.
         awaited: blocks that other jobs fetch.

@@ -19,7 +19,7 @@ from kvtier_worker.engine.step import StepInFlight
 _log = logging.getLogger(__name__)
 
 MAX_FAILED_STEPS = 2
-"""Steps that may fail under a request, without a good one between, before it ends with an error."""
+"""Steps without restores that may fail under a request, without a good one between, before it ends with an error."""
 
 
 @dataclass(slots=True)
@@ -64,14 +64,17 @@ class Progress:
     def fail(self, step: StepInFlight, error: str) -> None:
         """The step failed on some rank: everything it was to fill is taken back, its requests wait again or fail (R3).
 
-        Every request that shares a block pending on this step is in this step, so none is left behind.
+        Every request that shares a block pending on this step is in this step, so none is left behind. A step with
+        restores is held against none of its requests, for most of them restored nothing: they all compute from now on
+        what the host has. Then a restore that always fails costs one step, whoever shares it or is beside it.
         """
         self.metrics.failed_steps.inc()
+        restored = bool(step.plan.restores)
         for live, *_ in step.plan.sequences:
             self.blocks.abort_pending(live)
         for live, *_ in step.plan.sequences:
-            live.num_failures += 1
-            live.shun_host = live.shun_host or bool(live.held.restoring)
+            live.num_failures += not restored
+            live.shun_host = live.shun_host or restored
             if live.state is RequestState.STOPPING:
                 self._quiesce(live)
                 continue
@@ -83,15 +86,15 @@ class Progress:
             self.scheduler.leave(live)
             self.scheduler.waiting.add(live)
 
-    def cancel(self, live: LiveRequest, plan: StepPlan | None) -> None:
-        """End a request for its client now; its blocks follow when ``plan``, the step in flight, is over.
+    def cancel(self, live: LiveRequest, plan: StepPlan | None, reason: FinishReason) -> None:
+        """End a request for its client now, as ``reason``; its blocks follow when ``plan``, the step in flight, ends.
 
         A PREFETCHING request is STOPPING afterwards; the caller stops its job.
         """
         was = live.state
         live.apply(RequestEvent.CANCELLED)
-        self.tell(live, RequestOutput(live.request_id, (), (), FinishReason.CANCELLED, live.cached))
-        self.metrics.requests.labels(FinishReason.CANCELLED).inc()
+        self.tell(live, RequestOutput(live.request_id, (), (), reason, live.cached))
+        self.metrics.requests.labels(reason).inc()
         if was is RequestState.WAITING:
             self.scheduler.leave(live)
             self.blocks.release(live)

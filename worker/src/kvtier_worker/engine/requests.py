@@ -80,8 +80,8 @@ class LiveRequest:
         stop_ids: tokens that end it.
         sampling: what the worker needs to sample; complete unless ``needs_history``.
         num_computed: leading tokens whose cache entries are whole once no step is in flight.
-        num_failures: steps that failed under it since it last made progress.
-        shun_host: restoring failed: compute instead.
+        num_failures: steps without restores that failed under it since it last made progress.
+        shun_host: a step with restores failed under it: compute instead.
         counted: whether its prompt is in the token counters.
         cached: prompt tokens by the tier they came from, of its first admission that succeeded.
         last_token_at: clock of its last token, or of its arrival.

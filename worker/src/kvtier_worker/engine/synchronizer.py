@@ -80,14 +80,19 @@ class LayerSynchronizer:
         self._failure = self._failure or reason
 
     def finish(self) -> None:
-        """The forward returned: give the stream back.
+        """The forward returned: wait for the last copy, then give the stream back.
+
+        The wait is free if the forward read its tokens, because they depend on the copies. A forward that samples
+        nothing may return while the device still waits for copies, and the host slots they read are freed after this.
 
         Raises:
-            TransferFailed: a wait was held back, or some range was never waited for: the outputs are worthless.
+            TransferFailed: a copy failed, or some range was never waited for: the outputs are worthless.
         """
         missed = [self.ranges[index] for index in range(len(self.ranges)) if index not in self._waited]
         if missed and not self._failure:
             self._failure = f"the forward never waited for layers {missed}"
+        if not self._failure:
+            self._await_copies()
         self._close()
         if self._failure:
             msg = f"batch {self.batch_id}: {self._failure}"
@@ -107,6 +112,13 @@ class LayerSynchronizer:
         if self._failure and not self.hold_failure:
             msg = f"batch {self.batch_id}: {self._failure}"
             raise TransferFailed(msg)
+
+    def _await_copies(self) -> None:
+        try:
+            for event in self.events:
+                event.synchronize()
+        except TransferFailed as error:
+            self._failure = f"restore failed: {error}"
 
     def _close(self) -> None:
         if not self._finished:

@@ -257,10 +257,10 @@ class HierarchyKVCacheTransfer:
 
     def check_integrity(self) -> list[str]:
         """What does not add up here. Called by the compute thread between forwards."""
-        if self._built is None:
+        if self._built is None or self._built.pipeline.num_pending:  # none starts now, but one may end, so ask first
             return []
         leased, waiting = self._built.streams.num_leased, len(self._table)
-        if self._built.pipeline.num_pending or leased == waiting:
+        if leased == waiting:
             return []
         return [f"{leased} copy streams leased, {waiting} restores waiting for their forward, no write-back running"]
 

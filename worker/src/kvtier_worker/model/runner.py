@@ -67,5 +67,12 @@ class PagedRunner:
             return []
         logits = self._decoder.forward(plan, self._caches, gate)
         if logits is None:
+            self._await_device()
             return []
         return sample(logits, [step for step in sequences if step.sample])
+
+    def _await_device(self) -> None:
+        """No token is read that would wait for the step; its time and its errors must not become the next one's."""
+        device = self._decoder.device
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()

@@ -149,6 +149,7 @@ class ChaosCopyEngine:
         caches: device side.
         seed: of the order of streams.
         faults: see `CopyFaults`.
+        device_waits: compute waits for events on its stream, as on CUDA, instead of blocking the calling thread.
     """
 
     def __init__(
@@ -157,12 +158,15 @@ class ChaosCopyEngine:
         caches: Sequence[AddressableCache],
         seed: int = 0,
         faults: CopyFaults | None = None,
+        *,
+        device_waits: bool = False,
     ) -> None:
         self.lock = threading.RLock()
         self.log: list[str] = []
         self._copies = BlockCopies(arena, caches)
         self._random = random.Random(seed)  # noqa: S311 - reproducible order, not secrets
         self._faults = faults or CopyFaults()
+        self._device_waits = device_waits
         self._compute = _ChaosStream(self)
         self._streams = [self._compute]
         self._restores = self._writebacks = 0
@@ -189,7 +193,10 @@ class ChaosCopyEngine:
 
     def compute_waits(self, event: Event) -> float:
         """See `CopyEngine`."""
-        event.synchronize()
+        if self._device_waits:
+            self._compute.wait(event)
+        else:
+            event.synchronize()
         return 0.0
 
     def close(self) -> None:

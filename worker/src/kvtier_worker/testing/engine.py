@@ -62,7 +62,7 @@ class _Running:
 class _State:
     running: dict[RequestId, _Running] = field(default_factory=dict)
     cached_blocks: set[tuple[int, ...]] = field(default_factory=set)
-    cancelled: list[RequestId] = field(default_factory=list)
+    cancelled: dict[RequestId, FinishReason] = field(default_factory=dict)
     requests: list[EngineRequest] = field(default_factory=list)
     drains: list[Future[None]] = field(default_factory=list)
     draining: bool = False
@@ -107,10 +107,10 @@ class ScriptedEngine:
             return tuple(self._state.requests)
 
     @property
-    def cancelled(self) -> tuple[RequestId, ...]:
-        """Live requests that were cancelled."""
+    def cancelled(self) -> Mapping[RequestId, FinishReason]:
+        """Live requests that were cancelled, with the reason given."""
         with self._changed:
-            return tuple(self._state.cancelled)
+            return dict(self._state.cancelled)
 
     def wait_cancelled(self, count: int, timeout_s: float) -> bool:
         """Wait until ``count`` requests were cancelled and none runs."""
@@ -146,15 +146,15 @@ class ScriptedEngine:
             state.running[request.request_id] = _Running(request, sink, self._script(request), cached)
             self._changed.notify_all()
 
-    def cancel(self, request_id: RequestId) -> None:
+    def cancel(self, request_id: RequestId, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a request early."""
         with self._changed:
             running = self._state.running.pop(request_id, None)
             if running is not None:
-                self._state.cancelled.append(request_id)
+                self._state.cancelled[request_id] = reason
             self._settle()
         if running is not None:
-            running.sink(RequestOutput(request_id, finish_reason=FinishReason.CANCELLED))
+            running.sink(RequestOutput(request_id, finish_reason=reason))
 
     def drop_caches(self, tiers: frozenset[Tier]) -> Future[Mapping[Tier, int]]:
         """Forget the remembered blocks."""

@@ -106,9 +106,9 @@ class Simulation:
         self.clients[name] = client
         return client
 
-    def cancel(self, name: str) -> None:
-        """The client of ``name`` is gone."""
-        self.engine.cancel(RequestId(name))
+    def cancel(self, name: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        """The client of ``name`` is gone, or has what it wants."""
+        self.engine.cancel(RequestId(name), reason)
 
     def turn(self) -> None:
         """One turn of the engine, then every invariant that holds at any time."""

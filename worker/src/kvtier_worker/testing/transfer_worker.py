@@ -74,6 +74,7 @@ class Worker:
         seed: of the order of copies.
         options: None = `SLOTS` host slots and two ranges of layers.
         clock: of the transfer.
+        device_waits: see `ChaosCopyEngine`.
     """
 
     def __init__(
@@ -85,10 +86,11 @@ class Worker:
         seed: int = 0,
         options: TransferOptions | None = None,
         clock: Callable[[], float] = lambda: 0.0,
+        device_waits: bool = False,
     ) -> None:
         self.memory = BytesArenaMemory()
         self.caches = {layout.role: BytesDeviceCache(layout, BLOCKS) for layout in domains}
-        self.faults, self.seed = faults, seed
+        self.faults, self.seed, self.device_waits = faults, seed, device_waits
         self.transfer = HierarchyKVCacheTransfer(
             options or TransferOptions("model", SLOTS, layer_copies=2),
             copy_engine=self.build_engine,
@@ -104,7 +106,7 @@ class Worker:
         """The copy engine of the transfer, which calls this once."""
         self.arena = arena
         addressable: list[AddressableCache] = [self.caches[cache.layout.role] for cache in caches]
-        self.engine = ChaosCopyEngine(arena, addressable, self.seed, self.faults)
+        self.engine = ChaosCopyEngine(arena, addressable, self.seed, self.faults, device_waits=self.device_waits)
         return self.engine
 
     @property
