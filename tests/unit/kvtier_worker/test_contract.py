@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import string
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvtier_operator.manifest import load
-from kvtier_operator.planning.ports import PortBlock
-from kvtier_operator.resources.engine import EnginePlace, StoreAddresses, engine_settings
-from kvtier_operator.resources.master import MasterAddress
 from kvtier_worker.contract import Flag, WorkerSettings, flags_of
 from kvtier_worker.contract.effects import NEEDS
 from kvtier_worker.contract.elsewhere import FLAGS_OF_OTHER_PARTS
 from kvtier_worker.errors import ConfigError
 
 FLAGS = flags_of(WorkerSettings)
-EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
 
 # The command line of the original page, section "Fused xLLM".
 ORIGINAL_PAGE = [
@@ -347,16 +341,6 @@ def test_several_settings_without_effect_are_told_at_once() -> None:
 )
 def test_settings_with_an_effect_are_not_warned_about(changes: dict[str, Any]) -> None:
     assert sound(**changes).warnings() == ()
-
-
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_engines_of_the_examples_have_no_setting_without_effect(path: Path) -> None:
-    cluster = load(path)
-    store = StoreAddresses(MasterAddress("127.0.0.1:50051"))
-    for role in cluster.roles:
-        place = EnginePlace("/models/m", PortBlock(20000, 20100), role.port)
-        settings = engine_settings(cluster, role, place, store)
-        assert (settings.violations(), settings.warnings()) == ((), ())
 
 
 @pytest.mark.parametrize("flag", FLAGS.values(), ids=FLAGS.keys())
