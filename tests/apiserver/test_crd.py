@@ -125,6 +125,25 @@ def test_what_cannot_change_is_kept(crd: ControlPlane, namespace: str, change: d
     assert (answer in said) if answer else not said
 
 
+@pytest.mark.parametrize(
+    ("made_with", "change", "answer"),
+    [
+        ({}, {"clusterID": "a"}, "was not chosen when the cluster was made and cannot be changed"),
+        ({"clusterID": ""}, {"clusterID": "a"}, "was not chosen when the cluster was made"),
+        ({}, {"clusterID": "", "paused": True}, ""),
+        ({}, {"paused": True}, ""),
+        ({"clusterID": "a"}, {"clusterID": "a", "paused": True}, ""),
+        ({"clusterID": "a"}, {"clusterID": ""}, "is a already and cannot be changed"),
+    ],
+)
+def test_an_id_is_chosen_when_the_cluster_is_made_or_never(
+    crd: ControlPlane, namespace: str, made_with: dict[str, Any], change: dict[str, Any], answer: str
+) -> None:
+    crd.kubectl("apply", "-n", namespace, "-f", "-", stdin=cluster(**made_with))
+    said = refusal(crd, "apply", "-n", namespace, "-f", "-", stdin=cluster(**change))
+    assert (answer in said) if answer else not said
+
+
 def test_the_definition_explains_its_fields(crd: ControlPlane) -> None:
     assert "Use the store; needs the host tier." in crd.kubectl("explain", "kvc.spec.roles.tiers.store.enabled")
     assert "Tokens in a block." in crd.kubectl("explain", "kvc.spec.roles.settings.block_size")

@@ -66,7 +66,12 @@ def pod_host(pod: str, service: str, namespace: str) -> str:
 
     The cluster's domain is left out, since it differs; every pod's resolver adds it.
     """
-    return f"{pod}.{service}.{namespace}.svc"
+    return f"{pod}.{service_host(service, namespace)}"
+
+
+def service_host(service: str, namespace: str) -> str:
+    """Name at which others reach a Service; without the cluster's domain, as `pod_host`."""
+    return f"{service}.{namespace}.svc"
 
 
 def network_policy(cluster: str, component: str) -> str:

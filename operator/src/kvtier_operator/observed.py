@@ -50,10 +50,11 @@ class ObservedObject:
         uid: for preconditions.
         owner_uid: uid of the controlling owner; empty = none. Another one than the cluster's makes the object foreign.
         applied_hash: of the manifest that we applied last (annotation ``kvtier.dev/applied-hash``).
-        live: the object as the API server has it, without ``managedFields`` and status; to find drift.
+        live: the object as the API server has it, without ``managedFields`` and, nearly, status; to find drift.
         replicas: wanted ones of a workload; 0 for others.
         labels: to find component, role, revision and lane again.
         deleting: a deletion timestamp is set.
+        unseen: of a workload, its controller has not seen its newest spec: no pod of that can exist yet.
     """
 
     ref: ObjectRef
@@ -64,6 +65,7 @@ class ObservedObject:
     replicas: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
     deleting: bool = False
+    unseen: bool = False
 
 
 def observed_object(ref: ObjectRef, live: Manifest) -> ObservedObject:
@@ -79,7 +81,13 @@ def observed_object(ref: ObjectRef, live: Manifest) -> ObservedObject:
         replicas=(live.get("spec") or {}).get("replicas") or 0,
         labels=_labels(ref, live),
         deleting=bool(meta.get("deletionTimestamp")),
+        unseen=ref.kind in WORKLOAD_KINDS and _seen_generation(live) < (meta.get("generation") or 0),
     )
+
+
+def _seen_generation(workload: Manifest) -> int:
+    """Generation of the spec that a workload's controller has worked with."""
+    return (workload.get("status") or {}).get("observedGeneration") or 0
 
 
 def _labels(ref: ObjectRef, live: Manifest) -> Mapping[str, str]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from kvtier_operator.api import Images
+from kvtier_operator.api import Images, PodOptions
 from kvtier_operator.errors import SpecError, Violation
 from kvtier_operator.manifest import load
-from kvtier_operator.observed import Observed
-from kvtier_operator.planning.actions import Emit
+from kvtier_operator.observed import Component, Observed
+from kvtier_operator.planning.actions import Apply, Emit
+from kvtier_operator.planning.ports import engine_ports
 from kvtier_operator.planning.revision import revision_of
+from kvtier_operator.planning.wants import ports_needed
 from kvtier_operator.reconcile import BUILDERS, reconcile, refuse
 from kvtier_operator.testing.completeness import unfinished
 from kvtier_operator.testing.folding import Fold
-from kvtier_operator.testing.sample_clusters import UID, approved, changed
+from kvtier_operator.testing.sample_clusters import UID, approved, changed, sample_cluster
 from kvtier_operator.testing.world import World
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -59,6 +63,33 @@ def test_a_rollout_and_a_roll_of_everything_settle_complete() -> None:
     assert fold.world.status["leader"]["pod"] == fold.world.leading.name
 
 
+@pytest.mark.parametrize("component", ["coordination", "master", "store", "router"])
+def test_a_pass_that_changes_a_template_never_says_ready_nor_does_one_of_a_paused_cluster(component: str) -> None:
+    fold = started("split")
+    cluster, own = fold.world.cluster, PodOptions(env={"A": "b"})
+    coordination, (pool, *others) = cluster.coordination, cluster.pools
+    assert coordination.managed is not None
+    assert cluster.router is not None
+    changes: dict[str, Any] = {
+        "coordination": {"coordination": replace(coordination, managed=replace(coordination.managed, pod=own))},
+        "master": {"master": replace(cluster.master, pod=own)},
+        "store": {"pools": (replace(pool, pod=own), *others)},
+        "router": {"router": replace(cluster.router, pod=own)},
+    }
+    fold.world.cluster = changed(cluster, **changes[component])
+    paused = reconcile(replace(fold.world.cluster, paused=True), fold.world.observe())
+    made = fold.step()
+    assert [action.ref.kind for action in made.actions if isinstance(action, Apply)] in (
+        ["StatefulSet"],
+        ["Deployment"],
+    )
+    for told in (paused, made):
+        ready = told.status["conditions"][0]
+        assert (ready["type"], ready["status"], ready["reason"]) == ("Ready", "False", "Outdated")
+    fold.settle()
+    assert phase(fold) == "Ready"
+
+
 def test_a_failed_revision_halts_and_the_former_one_comes_back() -> None:
     fold = started("host-network")
     good = fold.world.cluster
@@ -72,6 +103,44 @@ def test_a_failed_revision_halts_and_the_former_one_comes_back() -> None:
     fold.world.cluster = changed(bad, images=good.images)
     fold.settle()
     assert unfinished(fold.world, revision_of(good)) == []
+    assert phase(fold) == "Ready"
+
+
+def ports(fold: Fold, **changes: int) -> None:
+    transport = fold.world.cluster.transport
+    moved = replace(transport, ports=replace(transport.ports, **changes))
+    fold.world.cluster = changed(fold.world.cluster, transport=moved)
+
+
+@pytest.mark.parametrize("name", ["production", "split", "host-network"])
+def test_another_range_of_ports_restarts_nothing(name: str) -> None:
+    fold = started(name)
+    ports(fold, size=fold.world.cluster.transport.ports.size + 1)
+    assert fold.look().actions == ()
+    ports(fold, start=40000)
+    assert fold.look().actions == ()
+
+
+def test_the_advice_where_ports_run_out_is_enough_for_the_growth_and_the_next_rollout() -> None:
+    cluster = sample_cluster()
+    wide = ports_needed(cluster)
+    one_lane = wide - 2 * engine_ports(cluster.roles[0]).width
+    fold = Fold(World(cluster), BUILDERS)
+    ports(fold, size=one_lane)
+    fold.settle()
+    (before,) = {pod.revision for pod in fold.world.of(Component.ENGINE)}
+    fold.world.cluster = changed(fold.world.cluster, roles=(replace(cluster.roles[0], replicas=4),))
+    fold.run(2)
+    (told,) = (one for one in fold.world.status["conditions"] if one["type"] == "PortsAllocated")
+    assert told["reason"] == "RangeExhausted"
+    advice = re.search(r"size: (\d+)", told["message"])
+    assert advice
+    ports(fold, size=int(advice[1]))
+    fold.settle()
+    assert phase(fold) == "Ready"
+    assert [pod.revision for pod in fold.world.of(Component.ENGINE)] == [before] * 4
+    fold.world.cluster = changed(fold.world.cluster, images=Images(engine="next"))
+    fold.settle()
     assert phase(fold) == "Ready"
 
 

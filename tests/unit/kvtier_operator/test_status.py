@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kvtier_operator.api import Coordination, ManagedEtcd, Master, NetworkPolicies
+from kvtier_operator.api import Coordination, ManagedEtcd, Master, NetworkPolicies, PortRange
 from kvtier_operator.observed import Component, DrainPhase, DrainState, ObjectRef
 from kvtier_operator.planning.layout import Stage
 from kvtier_operator.planning.progress import Progress, RolloutProgress
+from kvtier_operator.planning.wants import ports_needed
 from kvtier_operator.testing.sample_status import (
     CLUSTER,
     NEW,
@@ -181,6 +182,10 @@ def test_ports_that_do_not_fit_keep_a_new_cluster_pending_and_degrade_a_running_
     assert told.startswith("engine/B/0, engine/B/1, engine/B/2 and 1 more do not fit into ports 20000 to 20099")
     assert "spec.transport.ports.range.size: 117" in told
     assert status(Seen(), progress)["phase"] == "Degraded"
+    less = replace(progress, missing_ports=1)
+    tight = replace(CLUSTER, transport=replace(CLUSTER.transport, ports=PortRange(20000, 40)))
+    told = message(status(Seen(), less, tight), "PortsAllocated")
+    assert f"range.size: {ports_needed(tight)}, " in told, "the webhook refuses less"
 
 
 def test_a_port_that_somebody_else_has_is_named() -> None:

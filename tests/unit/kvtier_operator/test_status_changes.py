@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from kvtier_operator.api import Model
-from kvtier_operator.observed import Component
+from kvtier_operator.observed import Component, ObjectRef, ObservedObject
 from kvtier_operator.planning.progress import Progress, RolloutProgress
 from kvtier_operator.status import status_of
 from kvtier_operator.testing.sample_status import (
@@ -42,6 +42,23 @@ def test_no_cluster_is_ready_while_a_pod_of_the_old_revision_is_there() -> None:
     outdated = Seen(masters=[pod(Component.MASTER, slot, up_to_date=slot != 1) for slot in range(3)])
     assert conditions(status(outdated))["Ready"] == "False/Outdated"
     assert "demo-master-h-1" in message(status(outdated), "Ready")
+
+
+def test_no_cluster_is_ready_while_nobody_knows_which_pods_are_of_the_newest_form() -> None:
+    pool = ObjectRef("StatefulSet", "demo-store-dram")
+    applied = status(progress=replace(SETTLED, changes=(pool,)))
+    observed = Seen().observed()
+    unseen = ObservedObject(pool, "s2", "u1", "", unseen=True)
+    behind = status_of(CLUSTER, replace(observed, objects={**observed.objects, pool: unseen}), SETTLED)
+    for found in (applied, behind):
+        told = conditions(found)
+        assert (told["Ready"], told["Progressing"]) == ("False/Outdated", "True/Changing")
+        assert message(found, "Ready") == "StatefulSet/demo-store-dram not in the newest form yet"
+        assert (told["Available"], told["Degraded"], found["phase"]) == (
+            "True/Serving",
+            "False/AsWanted",
+            "Provisioning",
+        )
 
 
 def test_a_halted_rollout_says_why_and_how_to_go_on() -> None:

@@ -11,6 +11,7 @@ from kvtier_operator.errors import Violation
 
 _NODE_PORTS = (FIRST_NODE_PORT, LAST_NODE_PORT + 1)
 _NODE_PORT_FIX = f"ports {FIRST_NODE_PORT} to {LAST_NODE_PORT} of a node are those of Services (NodePort); move it"
+_ROUTER_PORT = "spec.router.port"
 _LONGEST_FIXED_SUFFIX = len("-master")
 
 
@@ -116,7 +117,8 @@ def _ports(cluster: KVCacheCluster) -> Iterator[Violation]:
             yield Violation(path, first, f"{shown} in transport.ports.range; move one of them")
         if last > LAST_PORT:
             yield Violation(path, first, f"port + replicas must not pass {LAST_PORT + 1}")
-        if cluster.transport.host_network and _meet(span, _NODE_PORTS):
+        # A router has an address of its own.
+        if cluster.transport.host_network and path != _ROUTER_PORT and _meet(span, _NODE_PORTS):
             yield Violation(path, first, _NODE_PORT_FIX)
         for other, taken in earlier:
             if _meet(span, taken):
@@ -131,7 +133,7 @@ def _api_ports(cluster: KVCacheCluster) -> Iterator[tuple[str, str, int, int]]:
         count = max(role.replicas, cluster.api_width(role), 1)
         yield f"spec.roles[{index}].port", f"role {role.name}", role.port, count
     if cluster.router:
-        yield "spec.router.port", "the router", cluster.router.port, max(cluster.router.replicas, 1)
+        yield _ROUTER_PORT, "the router", cluster.router.port, max(cluster.router.replicas, 1)
 
 
 def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:

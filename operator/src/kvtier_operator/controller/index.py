@@ -1,8 +1,8 @@
 """What the API server has, as far as the operator cares: slim records by cluster, fed by the informer. Pure.
 
-Objects are kept as compressed JSON without ``managedFields`` and, children, without status: a thousand clusters are
-twenty thousand objects. Records are made where events arrive (`record_of`) and put in by the event loop that owns the
-index. What the operator itself writes is put in too, from the server's answer: then the index never lags behind its
+Objects are kept as compressed JSON without ``managedFields`` and, children, nearly without status: a thousand clusters
+are twenty thousand objects. Records are made where events arrive (`record_of`) and put in by the event loop that owns
+the index. What the operator itself writes is put in too, from the server's answer: then the index never lags behind its
 own writes, and a watch event older than the record is known as such by its version.
 """
 
@@ -18,7 +18,7 @@ import msgspec
 from kvtier_operator.api import KIND
 from kvtier_operator.controller.pod_facts import PodFacts, pod_facts
 from kvtier_operator.labels import CLUSTER
-from kvtier_operator.observed import Manifest, ObjectRef
+from kvtier_operator.observed import WORKLOAD_KINDS, Manifest, ObjectRef
 
 _LEVEL = 6
 
@@ -82,6 +82,9 @@ def record_of(kind: str, body: Mapping[str, Any]) -> Record:
     kept = {name: value for name, value in body.items() if name != "status" or kind == KIND}
     kept["metadata"] = {name: value for name, value in meta.items() if name not in {"managedFields", "resourceVersion"}}
     status = body.get("status") or {}
+    if kind in WORKLOAD_KINDS and "observedGeneration" in status:
+        # Until the controller has seen a change, ``updateRevision`` is that of the spec before.
+        kept["status"] = {"observedGeneration": status["observedGeneration"]}
     packed = zlib.compress(msgspec.json.encode(kept), _LEVEL)
     return Record(ref, home, uid, version, packed, status.get("updateRevision", ""), _is_settled(kind, body))
 

@@ -37,8 +37,8 @@ def annotation_of(
     name = owner_of(cluster)
     group_of_blocks = block_key(name, component, group).group
     mine = {key.slot: block for key, block in blocks.items() if (key.group, key.lane) == (group_of_blocks, lane)}
-    api = blocks.get(api_key(name, group or str(component)))
-    if component is Component.ENGINE and api is not None:
+    api = blocks.get(api_key(name, group)) if component is Component.ENGINE else None
+    if api is not None:
         mine[ALL_PODS] = api
     return slots_text(mine)
 
@@ -54,8 +54,7 @@ def live_keys(cluster: KVCacheCluster, layout: Layout, observed: Observed) -> fr
 
 
 def _leaving(layout: Layout, workloads: Iterable[ObservedObject], pods: Iterable[ObservedPod]) -> Iterator[str]:
-    """Roles, and ``router``, of which pods exist or may be made that the layout does not have."""
-    router = str(Component.ROUTER)
+    """Roles of which pods exist or may be made that the layout does not have."""
     wanted = {(engines.role, engines.revision.name) for engines in layout.engines if engines.replicas}
     for workload in workloads:
         role, revision = workload.labels.get(labels.ROLE, ""), workload.labels.get(labels.REVISION, "")
@@ -64,8 +63,6 @@ def _leaving(layout: Layout, workloads: Iterable[ObservedObject], pods: Iterable
     for pod in pods:
         if pod.component is Component.ENGINE and (pod.group, pod.revision) not in wanted:
             yield pod.group
-        elif pod.component is Component.ROUTER and not layout.router:
-            yield router
 
 
 def stated_blocks(

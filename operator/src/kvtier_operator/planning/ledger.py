@@ -34,8 +34,8 @@ class BlockKey:
 
     Attributes:
         cluster: as `owner` spells it.
-        group: ``etcd``, ``master``, ``store-POOL``, ``router``, the name of a role, or ``api/ROLE`` and ``api/router``
-            for HTTP ports on the host network.
+        group: ``etcd``, ``master``, ``store-POOL``, ``router``, the name of a role, or ``api/ROLE`` for an HTTP port on
+            the host network.
         lane: ``A`` or ``B`` for engines, so that two revisions never share ports; empty for others.
         slot: ordinal; -1 = one block for all pods of the group, which then never share a node.
     """

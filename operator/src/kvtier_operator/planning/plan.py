@@ -12,7 +12,7 @@ from typing import Any
 
 from kvtier_operator import names
 from kvtier_operator.api import KVCacheCluster
-from kvtier_operator.observed import Component, Observed
+from kvtier_operator.observed import WORKLOAD_KINDS, Component, Observed
 from kvtier_operator.planning.actions import Action, DeletePod, Emit, Plan, SaveLedger
 from kvtier_operator.planning.allocation import Allocation
 from kvtier_operator.planning.deletion import bid_farewell, finalizer_actions
@@ -136,6 +136,7 @@ def _progress(decisions: _Decisions) -> Progress:
         missing_ports=allocation.missing,
         taken_ports=_taken(allocation),
         conflicts=kept.conflicts,
+        changes=tuple(apply.ref for apply in kept.applies if apply.ref.kind in WORKLOAD_KINDS),
         frozen=decisions.frozen if decisions.frozen in waits[1:4] else "",
     )
 

@@ -55,6 +55,7 @@ class Progress:
         missing_ports: how much larger the range would have to be for them.
         taken_ports: ports that somebody else holds, each as a sentence.
         conflicts: objects of other owners that have names of ours, with what is known of the owner.
+        changes: workloads that this pass makes or changes: which of their pods are outdated shows only afterwards.
         frozen: why rollouts and scale-in stand still although the spec asks for them; empty = they do not.
         deleting: the component whose pods have to go next while the cluster is drained for deletion; empty = none.
     """
@@ -68,5 +69,6 @@ class Progress:
     missing_ports: int = 0
     taken_ports: tuple[str, ...] = ()
     conflicts: Mapping[ObjectRef, str] = field(default_factory=dict)
+    changes: tuple[ObjectRef, ...] = ()
     frozen: str = ""
     deleting: str = ""

@@ -31,9 +31,10 @@ def revision_of(cluster: KVCacheCluster) -> str:
     """Name of the revision that the manifest asks for: 8 hex digits.
 
     It follows whatever a running engine cannot take over: its image, model, settings, addresses. Replicas, rollout,
-    observability and the other components' pods leave it alone, and so does the operator's own version.
+    observability, the range of ports and the other components' pods leave it alone, and so does the operator's own
+    version.
     """
-    images, etcd = cluster.images, cluster.coordination
+    images, etcd, transport = cluster.images, cluster.coordination, cluster.transport
     return _digest(
         {
             "image": [images.engine or images.default, images.pull_policy, *images.pull_secrets],
@@ -41,7 +42,8 @@ def revision_of(cluster: KVCacheCluster) -> str:
             "clusterID": cluster.effective_cluster_id,
             "model": [effective_model_id(cluster.model), cluster.model.uri],
             "roles": sorted((_engine_of(role) for role in cluster.roles), key=lambda role: str(role["name"])),
-            "transport": asdict(cluster.transport),
+            # Not the range of ports: every slot keeps the block that it has.
+            "transport": [transport.protocol, transport.host_network, transport.shared_memory],
             # The address of the masters: etcd's members, or the only master itself.
             "etcd": [*etcd.external, etcd.managed.replicas if etcd.managed else 0],
         },

@@ -44,7 +44,7 @@ def block_key(cluster: str, component: Component, group: str = "", lane: str = "
 
 
 def api_key(cluster: str, group: str) -> BlockKey:
-    """Owner of the HTTP port that the user chose for a role, or for the ``router``."""
+    """Owner of the HTTP port that the user chose for a role."""
     return BlockKey(cluster, f"api/{group}", "", ALL_PODS)
 
 
@@ -59,7 +59,8 @@ def wants_of(cluster: KVCacheCluster, layout: Layout) -> tuple[Want, ...]:
     """Blocks that the workloads of a layout need on Kubernetes.
 
     etcd, masters and routers have addresses or nodes of their own: one block for all pods of the group. Storage nodes
-    and engines may share a node: one a slot. On the host network the HTTP ports that the user chose count as well.
+    and engines may share a node: one a slot. On the host network the roles' HTTP ports, which the user chose, count as
+    well; routers have addresses of their own there too.
     """
     return tuple(
         chain(
@@ -138,5 +139,3 @@ def _api_wants(cluster: KVCacheCluster, layout: Layout) -> Iterator[Want]:
     for role in cluster.roles:
         if role.name in busy:
             yield Want(api_key(owner_of(cluster), role.name), cluster.api_width(role), at=role.port)
-    if cluster.router is not None and layout.router:
-        yield Want(api_key(owner_of(cluster), str(Component.ROUTER)), 1, at=cluster.router.port)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvtier_operator.api import Durability, Truth
+from kvtier_operator.planning.wants import ports_needed
 from kvtier_operator.status.conditions import Judgement, failed, held, listing, sentences
 from kvtier_operator.status.facts import Facts
 from kvtier_operator.status.tally import Tally
@@ -33,10 +34,11 @@ def _ports(facts: Facts) -> Judgement:
         message = f"{listing(progress.taken_ports)}; move one of the two"
         return failed(name, "PortTaken", message)
     if progress.exhausted:
+        # What the next rollout needs, or it would get stuck, and the webhook refuses less.
+        size = max(ports.size + progress.missing_ports, ports_needed(facts.cluster))
         message = (
             f"{listing(progress.exhausted)} do not fit into ports {ports.start} to {ports.stop - 1}; nothing new is "
-            f"made; write spec.transport.ports.range.size: {ports.size + progress.missing_ports}, or wait a minute "
-            "where engines have just left"
+            f"made; write spec.transport.ports.range.size: {size}, or wait a minute where engines have just left"
         )
         return failed(name, "RangeExhausted", message)
     return held(name, "Allocated")

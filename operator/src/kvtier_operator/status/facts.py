@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvtier_operator.api import KVCacheCluster, RoleType
-from kvtier_operator.observed import Component, Observed, ObservedPod
+from kvtier_operator.observed import Component, ObjectRef, Observed, ObservedPod
 from kvtier_operator.planning.masters import leading_master
 from kvtier_operator.planning.progress import Progress
 from kvtier_operator.planning.remembered import last_revision
@@ -58,6 +58,12 @@ class Facts:
     def rolling(self) -> bool:
         """True while engines of one revision replace those of another; the first creation is no rollout."""
         return bool(self.progress.rollout.current) and self.progress.rollout.running
+
+    @property
+    def changing(self) -> list[ObjectRef]:
+        """Workloads of which nobody can tell yet what pods are of the newest form."""
+        unseen = (found.ref for found in self.observed.objects.values() if found.unseen)
+        return sorted({*self.progress.changes, *unseen})
 
     @property
     def served_by(self) -> str:

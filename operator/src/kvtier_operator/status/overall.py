@@ -101,6 +101,8 @@ def _moves(facts: Facts) -> Iterator[_Words]:
         yield "Starting", waits
     if waits:
         yield "Waiting", waits
+    if facts.changing:
+        yield "Changing", _changing(facts)
 
 
 def _lacks(facts: Facts, judged: Mapping[str, Judgement]) -> Iterator[_Words]:
@@ -114,6 +116,8 @@ def _lacks(facts: Facts, judged: Mapping[str, Judgement]) -> Iterator[_Words]:
         yield "Conflict", _conflicts(facts)
     if old := _outdated(facts):
         yield "Outdated", f"{listing([pod.name for pod in old])} not of the newest form yet"
+    if facts.changing:
+        yield "Outdated", _changing(facts)
     if facts.rolling or progress.stage is not None or progress.waiting_for:
         yield "Progressing", judged["Progressing"].message
 
@@ -139,6 +143,10 @@ def _losses(facts: Facts, judged: Mapping[str, Judgement]) -> Iterator[_Words]:
 def _conflicts(facts: Facts) -> str:
     found = [f"{ref} is not ours ({known})" for ref, known in sorted(facts.progress.conflicts.items())]
     return f"{listing(found)}; delete or rename it, or give this cluster another name"
+
+
+def _changing(facts: Facts) -> str:
+    return f"{listing([str(ref) for ref in facts.changing])} not in the newest form yet"
 
 
 def _outdated(facts: Facts) -> list[ObservedPod]:

@@ -1,7 +1,7 @@
 """Ports of clusters on the host network, any two of which may meet on a node. Pure; called by `rules`.
 
-The ledger keeps blocks apart even where two ranges overlap. What it cannot move are the HTTP ports that users chose:
-they must differ, and stand outside of everybody's range.
+The ledger keeps blocks apart even where two ranges overlap. What it cannot move are the roles' HTTP ports, which users
+chose: they must differ, and stand outside of everybody's range. A router is not on the host network.
 """
 
 from __future__ import annotations
@@ -50,8 +50,6 @@ def _range(cluster: KVCacheCluster) -> PortBlock:
 def _api_ports(cluster: KVCacheCluster) -> Iterator[tuple[str, PortBlock]]:
     for index, role in enumerate(cluster.roles):
         yield f"spec.roles[{index}].port", PortBlock(role.port, role.port + cluster.api_width(role))
-    if cluster.router is not None:
-        yield "spec.router.port", PortBlock(cluster.router.port, cluster.router.port + 1)
 
 
 def _name(cluster: KVCacheCluster) -> str:

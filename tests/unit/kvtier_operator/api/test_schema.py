@@ -211,6 +211,13 @@ def test_every_rule_says_what_to_do_and_blames_a_field_that_exists() -> None:
                 at = at["properties"][name]
 
 
+def test_an_id_can_be_neither_added_nor_taken_away_nor_changed() -> None:
+    (rule,) = (rule for rule in SPEC.rules if rule.path == ".clusterID")
+    now, _, before = rule.cel.partition(" == ")
+    assert before == now.replace("self.", "oldSelf."), "the rule takes one way and not the other"
+    assert "has(self.clusterID)" in now
+
+
 def test_the_definition_names_what_people_type() -> None:
     spec = custom_resource_definition()["spec"]
     assert spec["names"]["shortNames"] == ["kvc"]

@@ -37,6 +37,13 @@ def test_a_record_keeps_the_object_without_status_and_managed_fields() -> None:
     assert set(live["metadata"]) == {"name", "namespace", "uid", "labels"}
 
 
+def test_a_workload_keeps_of_its_status_only_what_its_controller_has_seen() -> None:
+    meta = {"name": "w", "namespace": "llm", "uid": "u", "resourceVersion": "1", "generation": 2}
+    status = {"observedGeneration": 1, "replicas": 3, "readyReplicas": 2}
+    assert record_of("StatefulSet", {"metadata": meta, "status": status}).live()["status"] == {"observedGeneration": 1}
+    assert "status" not in record_of("StatefulSet", {"metadata": meta, "status": {}}).live()
+
+
 def test_a_cluster_keeps_its_own_status() -> None:
     body = {
         "metadata": {"name": "qwen", "namespace": "llm", "uid": "c", "resourceVersion": "1"},

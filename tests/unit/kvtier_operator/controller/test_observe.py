@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from kvtier_operator.api import KVCacheCluster, parse
-from kvtier_operator.controller.index import Index, record_of
+from kvtier_operator.controller.index import ClusterKey, Index, record_of
 from kvtier_operator.controller.masters import AdminAddress, DrainProgress, MastersView, Targets
 from kvtier_operator.controller.observe import (
     NO_DRAIN_JOBS,
@@ -52,7 +53,7 @@ class World:
         self._version = 1
         self.put("KVCacheCluster", "qwen", uid="uid-c", status={"phase": "Ready"})
 
-    def put(self, kind: str, name: str, **more: Any) -> None:
+    def put(self, kind: str, name: str, **more: Any) -> Sequence[ClusterKey]:
         self._version += 1
         meta = {
             "name": name,
@@ -64,7 +65,9 @@ class World:
             "creationTimestamp": "2026-01-01T00:00:00Z",
             "ownerReferences": [{"kind": "X", "name": more.pop("owner", "o"), "uid": "uid-c", "controller": True}],
         }
-        self.index.put(record_of(kind, {"kind": kind, "metadata": meta, **more}))
+        if "generation" in more:
+            meta["generation"] = more.pop("generation")
+        return self.index.put(record_of(kind, {"kind": kind, "metadata": meta, **more}))
 
     def pod(self, name: str, component: str, ip: str, **more: Any) -> None:
         labels = {COMPONENT: component, "controller-revision-hash": more.pop("template", "t1")} | more.pop("labels", {})
@@ -94,6 +97,20 @@ def test_pods_are_out_of_date_when_their_set_has_a_newer_template() -> None:
     world.pod("qwen-master-0", "master", "10.0.0.1", template="t1")
     world.pod("qwen-master-1", "master", "10.0.0.2", template="t2")
     assert [pod.up_to_date for pod in world.see().pods_of(Component.MASTER)] == [False, True]
+
+
+@pytest.mark.parametrize("kind", ["StatefulSet", "Deployment"])
+def test_a_workload_is_unseen_until_its_controller_has_looked_at_its_newest_spec(kind: str) -> None:
+    world, ref = World(), ObjectRef(kind, "qwen-x")
+    world.put(kind, ref.name, generation=2, status={"observedGeneration": 1, "updateRevision": "t1"})
+    assert world.see().objects[ref].unseen
+    woken = world.put(kind, ref.name, generation=2, status={"observedGeneration": 2, "updateRevision": "t1"})
+    assert not world.see().objects[ref].unseen
+    assert woken, "nobody looks again when the controller has seen it"
+    world.put(kind, ref.name, generation=1)
+    assert world.see().objects[ref].unseen
+    world.put("Service", ref.name, generation=1)
+    assert not world.see().objects[ObjectRef("Service", ref.name)].unseen
 
 
 def test_a_router_s_pods_are_up_to_date_when_their_deployment_is_done() -> None:

@@ -146,13 +146,28 @@ def test_a_drain_before_a_stop_has_its_time() -> None:
     dram, wheel = objects["StatefulSet", "ha-store-dram"], objects["StatefulSet", "ha-store-wheel"]
     given = flags(container(dram)["args"])
     assert given["drain_timeout"] == "60000"
-    assert given["master_admin_address"].split(";")[2] == "ha-master-2.ha-master.llm.svc:21003"
+    for slot in range(2):
+        own = flags(slot_lines(objects, "ha-store-dram", f"slot-{slot}.flags"))
+        leader, *masters = own["master_admin_address"].split(";")
+        assert leader == "ha-leader.llm.svc:21003"
+        assert masters == [f"ha-master-{number}.ha-master.llm.svc:21003" for number in range(3)]
+    assert objects["Service", "ha-leader"]["spec"]["ports"][1]["port"] == 21003
     assert pod(dram)["terminationGracePeriodSeconds"] == 75
     assert "drain_timeout" not in flags(container(wheel)["args"])
+    assert "master_admin_address" not in flags(slot_lines(objects, "ha-store-wheel", "slot-0.flags"))
     pools = tuple(replace(pool, drain=replace(pool.drain, mode=DrainMode.DISCARD)) for pool in described.pools)
-    dram = built(replace(described, pools=pools))["StatefulSet", "ha-store-dram"]
-    assert "master_admin_address" not in flags(container(dram)["args"])
+    objects = built(replace(described, pools=pools))
+    dram = objects["StatefulSet", "ha-store-dram"]
+    assert "master_admin_address" not in flags(slot_lines(objects, "ha-store-dram", "slot-0.flags"))
     assert pod(dram)["terminationGracePeriodSeconds"] == 15
+
+
+def test_more_masters_restart_no_storage_node() -> None:
+    described = cluster()
+    more = replace(described, master=replace(described.master, replicas=5))
+    before, after = (built(one)["StatefulSet", "ha-store-dram"]["spec"]["template"] for one in (described, more))
+    assert before == after
+    assert "ha-master-4." in "".join(slot_lines(built(more), "ha-store-dram", "slot-0.flags"))
 
 
 def test_a_storage_nodes_command_is_one_that_it_takes() -> None:

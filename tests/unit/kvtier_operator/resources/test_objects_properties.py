@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from kvtier_operator import labels
 from kvtier_operator.api import (
@@ -34,6 +34,7 @@ from kvtier_operator.observed import Component, Manifest
 from kvtier_operator.planning.layout import Stage
 from kvtier_operator.planning.revision import revision_of
 from kvtier_operator.resources.engine import EnginePlace, StoreAddresses, engine_settings
+from kvtier_operator.resources.objects.children import children
 from kvtier_operator.resources.objects.places import ANY_ADDRESS, Places
 from kvtier_operator.testing.rendered import blocks_of, staged
 from kvtier_worker.contract import WorkerSettings
@@ -277,3 +278,26 @@ def test_alerts_ask_for_metrics_that_exist_and_for_this_cluster_only(cluster: KV
         for name, matchers in asked:
             assert name in engine | node | MASTER_METRICS
             assert 'namespace="llm",kvtier_dev_cluster="demo"' in matchers
+
+
+@given(clusters())
+@settings(max_examples=12)
+def test_no_engine_has_anything_of_the_range_but_its_block(cluster: KVCacheCluster) -> None:
+    moved = replace(cluster, transport=replace(cluster.transport, ports=PortRange(40000, 9000)))
+    made = [
+        children(one, settled_layout(cluster), blocks_of(cluster), frozenset())[Stage.ENGINES]
+        for one in (cluster, moved)
+    ]
+    assert made[0] == made[1]
+
+
+@given(clusters())
+@settings(max_examples=12)
+def test_the_number_of_masters_changes_no_pods_but_theirs(cluster: KVCacheCluster) -> None:
+    assume(cluster.coordination.uses_etcd)
+    more = replace(cluster, master=replace(cluster.master, replicas=cluster.master.replicas + 2))
+    before, after = (
+        {item["metadata"]["name"]: item["spec"]["template"] for item in workloads(build(one))}
+        for one in (cluster, more)
+    )
+    assert before == after

@@ -88,6 +88,20 @@ def test_http_ports_stay_out_of_everybodys_range_on_the_host_network() -> None:
     assert [one.path for one in theirs.violations] == ["spec.transport.ports.range"]
 
 
+def test_routers_have_addresses_of_their_own_also_where_engines_are_on_the_host_network() -> None:
+    tiers = {"device": {"size": "256Mi"}, "host": {"blocksFactor": "4"}, "store": {"enabled": True}}
+
+    def split(name: str, start: int, port: int) -> Document:
+        roles = [
+            {"name": kind.lower(), "type": kind, "port": port + number, "tiers": tiers}
+            for number, kind in enumerate(("Prefill", "Decode"))
+        ]
+        return manifest(name, host=True, start=start, roles=roles, engine={"dialect": "Xllm"}, router={"port": 31000})
+
+    other = parse(split("other", 24000, 9000))
+    assert judge(split("demo", 20000, 9100), None, [other]) == Verdict()
+
+
 def test_ranges_that_overlap_are_a_warning_since_the_ledger_keeps_blocks_apart() -> None:
     other = parse(manifest("other", host=True, start=21000, port=9000))
     verdict = judge(manifest(host=True), None, [other])

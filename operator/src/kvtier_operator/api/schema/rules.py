@@ -7,6 +7,8 @@ from kvtier_operator.api.schema.limits import FIRST_NODE_PORT, LAST_NODE_PORT, M
 
 _HAS_ETCD = "has(self.coordination) && has(self.coordination.etcd)"
 _HAD_ETCD = "has(oldSelf.coordination) && has(oldSelf.coordination.etcd)"
+_ID = "(has(self.clusterID) ? self.clusterID : '')"
+_OLD_ID = "(has(oldSelf.clusterID) ? oldSelf.clusterID : '')"
 _FUSED_ONLY = "self.roles.all(r, r.type == 'Fused')"
 _USES_STORE = "self.roles.exists(r, r.tiers.store.enabled)"
 _RANGE = "self.transport.ports.range"
@@ -30,7 +32,6 @@ def _apart(item: str, start: str, stop: str) -> str:
 _IN_RANGE = _apart("r", f"{_RANGE}.start", f"{_RANGE}.start + {_RANGE}.size")
 _ROUTER_IN_RANGE = _apart(_ROUTER, f"{_RANGE}.start", f"{_RANGE}.start + {_RANGE}.size")
 _NO_NODE_PORT = _apart("r", str(FIRST_NODE_PORT), str(LAST_NODE_PORT + 1))
-_ROUTER_NO_NODE_PORT = _apart(_ROUTER, str(FIRST_NODE_PORT), str(LAST_NODE_PORT + 1))
 _TWO_APART = _apart("a", "b.port", f"b.port + {_ports('b')}")
 _ROUTER_APART = _apart("r", f"{_ROUTER}.port", f"{_ROUTER}.port + {_ports(_ROUTER)}")
 _NODE_PORT_FIX = f"ports {FIRST_NODE_PORT} to {LAST_NODE_PORT} of a node are those of Services (NodePort)"
@@ -52,11 +53,11 @@ _COORDINATION = (
         path=".coordination",
     ),
     Rule(
-        "!has(oldSelf.clusterID) || oldSelf.clusterID == '' || (has(self.clusterID) && self.clusterID == "
-        "oldSelf.clusterID)",
-        "cannot be changed once set: running clients find their masters by it; write the old one",
-        expression="'is ' + oldSelf.clusterID + ' already and cannot be changed: running clients find their masters by "
-        "it'",
+        # Without one the default is in use, and would be lost just the same.
+        f"{_ID} == {_OLD_ID}",
+        "is chosen when the cluster is made, or never: its index and running clients go by it; write what it was",
+        expression=f"({_OLD_ID} == '' ? 'was not chosen when the cluster was made' : 'is ' + {_OLD_ID} + ' already') + "
+        "' and cannot be changed: its index and running clients go by it'",
         path=".clusterID",
     ),
 )
@@ -129,11 +130,6 @@ _PORTS = (
         f"!self.transport.hostNetwork || self.roles.all(r, {_NO_NODE_PORT})",
         f"{_NODE_PORT_FIX}; move the role's port",
         path=".roles",
-    ),
-    Rule(
-        f"!self.transport.hostNetwork || !has(self.router) || {_ROUTER_NO_NODE_PORT}",
-        f"{_NODE_PORT_FIX}; move the router's port",
-        path=".router.port",
     ),
 )
 SPEC = (*_COORDINATION, *_ROLES, *_STORE, *_PORTS)

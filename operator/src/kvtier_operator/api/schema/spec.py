@@ -106,8 +106,8 @@ SPEC = Object(
     fields={
         "paused": Boolean(text="Change no child; only observe.", default=False),
         "clusterID": Text(
-            text="Name under which masters elect and clients find them. Default: <namespace>.<name>. Cannot be changed "
-            "once set.",
+            text="Name under which masters elect and clients find them. Default: <namespace>.<name>. Chosen when "
+            "the cluster is made, or never.",
             pattern=CLUSTER_ID_PATTERN,
             advice="write letters, digits, dashes, dots and underscores, 128 characters at most",
             max_length=128,

@@ -100,7 +100,9 @@ class Places:
 
     @property
     def master_admins(self) -> tuple[str, ...]:
-        """host:port of every master's admin API."""
-        name = names.master_set(self.cluster.name)
+        """host:port of the admin API of the leader, then of every master: the leader's label may be late."""
+        name, namespace = names.master_set(self.cluster.name), self.cluster.metadata.namespace
         port = self.group_block(Component.MASTER).port(MasterPort.ADMIN)
-        return tuple(f"{self.host(name, slot, name)}:{port}" for slot in range(self.cluster.master.replicas))
+        leader = names.service_host(names.leader_service(self.cluster.name), namespace)
+        masters = (self.host(name, slot, name) for slot in range(self.cluster.master.replicas))
+        return tuple(f"{host}:{port}" for host in (leader, *masters))

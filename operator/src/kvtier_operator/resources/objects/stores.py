@@ -25,7 +25,9 @@ _HEADROOM_BYTES = 512 << 20
 _STOP_MARGIN_S = 15
 _LONGEST_LAST_DRAIN_MS = 120_000
 """A node that is told to stop without the operator having drained it (its machine is emptied) tries for so long."""
-_OWN_FLAGS = frozenset({"host", "port"})
+_OWN_FLAGS = frozenset({"host", "master_admin_address", "port"})
+"""Not the masters' addresses in the template: with another number of masters every node would be drained and made anew.
+Each has those of its last start, and first the leader's, which stays."""
 
 
 def store_objects(places: Places, replicas: Mapping[str, int]) -> Iterator[tuple[Stage, Manifest]]:
@@ -96,7 +98,7 @@ class _PoolBuilder:
         env, _ = split_env(store_env(pool, self.places.nowhere, self.places.master))
         command = Command(
             ("kvtier", "store") if ours else ("mooncake_client",),
-            (*shared, *self._drain_flags()),
+            shared,
             foreign=not ours and bool(cluster.images.mooncake),
         )
         container = Container(
@@ -122,7 +124,8 @@ class _PoolBuilder:
     def _flags(self, host: str, block: PortBlock) -> tuple[str, ...]:
         transport = replace(self.places.cluster.transport, shared_memory=False)  # pods share none
         http = HostPort(ANY_ADDRESS, self._http_port)
-        return store_flags(self.pool, transport, host=host, ports=block, master=self.places.master, http=http)
+        flags = store_flags(self.pool, transport, host=host, ports=block, master=self.places.master, http=http)
+        return (*flags, *self._drain_flags())
 
     def _drain_flags(self) -> tuple[str, ...]:
         if self.pool.kind is not StoreKind.KVTIER or not self._last_drain_ms:
