@@ -25,10 +25,11 @@ INNER_LOOP = frozenset({"unit", "sim"})
 REAL_PROGRAMS = frozenset({"conformance", "integration", "apiserver"})
 PARALLEL = {
     **dict.fromkeys(INNER_LOOP, ("--numprocesses=auto", "--maxprocesses=4")),
+    "integration": ("--numprocesses=2", "--dist=loadgroup"),
     "apiserver": ("--numprocesses=2", "--dist=loadfile"),
 }
-"""Pure code shares nothing but the processors; each process that talks to an API server boots its own. Other tests of
-real programs run one by one: models and stores need the memory and the processors for themselves."""
+"""Pure code shares nothing but the processors; each process that talks to an API server boots its own. Where models and
+stores run, one process has all tests that start servers, and the other one those that only compute."""
 
 BUDGET_S = 60.0
 """Seconds that unit and sim may take together; a message, not a failure: machines differ."""

@@ -10,8 +10,18 @@ import yaml
 from kvtier_operator.api import PortRange
 from kvtier_operator.local.probes import port_is_free
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+HERE = Path(__file__).parent
+EXAMPLES = HERE.parents[1] / "examples"
 PORTS = 60
+COMPUTE_ONLY = frozenset({"test_differential.py", "test_model_oracle.py", "test_model_smollm2.py", "test_tokenizer.py"})
+"""Files whose tests start no servers, bind no ports and have no times to meet."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start servers run one by one; beside them, in another process, those that only compute."""
+    for item in items:
+        if item.path.is_relative_to(HERE) and item.path.name not in COMPUTE_ONLY:
+            item.add_marker(pytest.mark.xdist_group("servers"))
 
 
 def free_range(size: int) -> PortRange:
