@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from kvtier_operator.testing.api_client import STRATEGIC_PATCH, RequestFailed
 from kvtier_operator.testing.control_plane import APISERVER, ControlPlane
 from kvtier_operator.testing.hollow_nodes import HollowNodes
 from kvtier_operator.testing.kubectl import KubectlFailed
+from kvtier_operator.testing.waiting import wait_for
 
 BOOT_LIMIT_S = 30
 """Some seconds alone on two cores; this leaves room for what else runs there."""
@@ -36,13 +37,6 @@ def stateful_set(replicas: int, name: str = "web", **pod: Any) -> dict[str, Any]
             "template": {"metadata": {"labels": labels}, "spec": {"containers": [container], **pod}},
         },
     }
-
-
-def eventually(what: str, check: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not check():
-        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
-        time.sleep(0.05)
 
 
 class Workload:
@@ -68,7 +62,7 @@ class Workload:
             return {"metadata": {}, "spec": {}, "status": {}}
 
     def wait_ready(self, count: int) -> None:
-        eventually(f"{count} ready pods", lambda: self.num_ready() == count)
+        wait_for(f"{count} ready pods", lambda: self.num_ready() == count)
 
 
 @pytest.fixture
@@ -112,7 +106,7 @@ def test_namespaces_keep_objects_apart(control_plane: ControlPlane, namespace: s
         assert other != namespace
         control_plane.kubectl("apply", "-n", other, "-f", "-", stdin=json.dumps(CONFIG_MAP))
         path = f"/api/v1/namespaces/{other}"
-    eventually("the left namespace is gone or going", lambda: _phase(control_plane, path) in ("", "Terminating"))
+    wait_for("the left namespace is gone or going", lambda: _phase(control_plane, path) in ("", "Terminating"))
     assert control_plane.kubectl("get", "configmap", "one", "-n", namespace, "--output=name").strip() == "configmap/one"
 
 
@@ -129,7 +123,7 @@ def test_a_user_without_rights_is_refused_until_a_role_grants_some(control_plane
         control_plane.kubectl(*question, user="stranger")
     grant = ("create", "rolebinding", "reader", "--clusterrole=view", "--user=stranger", "-n", namespace)
     control_plane.kubectl(*grant)
-    eventually("the grant counts", lambda: "kube-root-ca.crt" in control_plane.kubectl(*question, user="stranger"))
+    wait_for("the grant counts", lambda: "kube-root-ca.crt" in control_plane.kubectl(*question, user="stranger"))
     with pytest.raises(RequestFailed) as refused:
         control_plane.api_of("stranger").create(f"/api/v1/namespaces/{namespace}/configmaps", CONFIG_MAP)
     assert refused.value.status == 403
@@ -199,7 +193,7 @@ def test_a_deleted_pod_goes_and_comes_back_under_its_name(hollow_nodes: HollowNo
     workload.wait_ready(2)
     old = workload.pod(0)
     workload.api.delete(f"/api/v1/namespaces/{workload.namespace}/pods/web-0")
-    eventually("a new pod", lambda: workload.pod(0)["metadata"].get("uid") not in (None, old["metadata"]["uid"]))
+    wait_for("a new pod", lambda: workload.pod(0)["metadata"].get("uid") not in (None, old["metadata"]["uid"]))
     workload.wait_ready(2)
     assert workload.pod(0)["status"]["podIP"] != old["status"]["podIP"]
 
@@ -209,8 +203,8 @@ def test_failing_and_held_pods_are_reported_until_released(hollow_nodes: HollowN
     hollow_nodes.hold(f"{workload.namespace}/web-1")
     workload.create(stateful_set(3))
     workload.wait_ready(1)
-    eventually("a crash loop", lambda: _waiting_reason(workload.pod(0)) == "CrashLoopBackOff")
-    eventually("a running pod that is not ready", lambda: _is_running(workload.pod(1)))
+    wait_for("a crash loop", lambda: _waiting_reason(workload.pod(0)) == "CrashLoopBackOff")
+    wait_for("a running pod that is not ready", lambda: _is_running(workload.pod(1)))
     assert workload.num_ready() == 1
     hollow_nodes.release("web-0")
     workload.wait_ready(2)
@@ -230,7 +224,7 @@ def _is_running(pod: dict[str, Any]) -> bool:
 
 def test_a_readiness_gate_keeps_a_pod_from_being_ready(hollow_nodes: HollowNodes, workload: Workload) -> None:
     workload.create(stateful_set(1, readinessGates=[{"conditionType": "example.test/served"}]))
-    eventually("running containers", lambda: _conditions(workload.pod(0)).get("ContainersReady") == "True")
+    wait_for("running containers", lambda: _conditions(workload.pod(0)).get("ContainersReady") == "True")
     assert _conditions(workload.pod(0))["Ready"] == "False"
     condition = {"type": "example.test/served", "status": "True"}
     path = f"/api/v1/namespaces/{workload.namespace}/pods/web-0/status"
@@ -255,10 +249,10 @@ def test_hollow_nodes_survive_a_restart_of_the_api_server(
 
 def test_hundreds_of_pods_run_and_leave(hollow_nodes: HollowNodes, workload: Workload) -> None:
     workload.create(stateful_set(200))
-    eventually("200 ready pods", lambda: workload.num_ready() == 200)
+    wait_for("200 ready pods", lambda: workload.num_ready() == 200)
     workload.api.patch(workload.path, {"spec": {"replicas": 0}})
     pods = f"/api/v1/namespaces/{workload.namespace}/pods?limit=1"
-    eventually("no pods", lambda: not workload.api.get(pods)["items"])
+    wait_for("no pods", lambda: not workload.api.get(pods)["items"])
 
 
 def test_a_namespace_with_pods_goes_when_the_hollow_nodes_have_left(control_plane: ControlPlane) -> None:
@@ -268,7 +262,7 @@ def test_a_namespace_with_pods_goes_when_the_hollow_nodes_have_left(control_plan
             workload.create(stateful_set(2))
             workload.wait_ready(2)
         assert control_plane.kubectl("get", "nodes", *nodes.names, "--ignore-not-found") == ""
-    eventually("the namespace is gone", lambda: _phase(control_plane, f"/api/v1/namespaces/{name}") == "")
+    wait_for("the namespace is gone", lambda: _phase(control_plane, f"/api/v1/namespaces/{name}") == "")
 
 
 def test_a_pod_takes_as_long_to_end_as_its_node_is_told(control_plane: ControlPlane, namespace: str) -> None:
@@ -280,6 +274,6 @@ def test_a_pod_takes_as_long_to_end_as_its_node_is_told(control_plane: ControlPl
         started = time.monotonic()
         uid = control_plane.api.delete(path)["metadata"]["uid"]
         assert workload.pod(0)["metadata"]["uid"] == uid
-        eventually("a new pod", lambda: workload.pod(0)["metadata"].get("uid") not in (None, uid))
+        wait_for("a new pod", lambda: workload.pod(0)["metadata"].get("uid") not in (None, uid))
         assert time.monotonic() - started > 0.9
         assert nodes.names == ("hollow-0",)

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Iterator
 from itertools import combinations
-from typing import Any
 
 import pytest
 import yaml
@@ -20,6 +19,7 @@ from kvtier_operator.testing.installation import (
     stored_cluster,
 )
 from kvtier_operator.testing.operator_process import OperatorProcess
+from kvtier_operator.testing.tenant import Tenant
 from kvtier_operator.testing.waiting import wait_for
 
 pytestmark = pytest.mark.apiserver
@@ -46,11 +46,6 @@ def ledger(running: ControlPlane) -> Ledger:
     return read_ledger(found[0].get("data") or {}, found[0]["metadata"]["resourceVersion"]) if found else Ledger()
 
 
-def condition(running: ControlPlane, namespace: str, name: str, kind: str) -> dict[str, Any]:
-    status = json.loads(running.kubectl("get", "kvc", name, "-n", namespace, "-o", "json")).get("status") or {}
-    return next((one for one in status.get("conditions") or () if one["type"] == kind), {})
-
-
 def test_clusters_on_the_host_network_share_a_ledger_that_is_made_again_when_it_is_lost(
     running: ControlPlane, namespace: str
 ) -> None:
@@ -63,9 +58,9 @@ def test_clusters_on_the_host_network_share_a_ledger_that_is_made_again_when_it_
     running.kubectl("apply", "-n", namespace, "-f", "-", stdin=on_host("three", 8101))
     wait_for(
         "the conflict is told",
-        lambda: condition(running, namespace, "three", "PortsAllocated").get("reason") == "PortTaken",
+        lambda: Tenant(running, namespace).condition("three", "PortsAllocated").get("reason") == "PortTaken",
     )
-    taken = condition(running, namespace, "three", "PortsAllocated")
+    taken = Tenant(running, namespace).condition("three", "PortsAllocated")
     assert taken["status"] == "False"
     assert f"{namespace}.one." in taken["message"]
     running.kubectl("delete", "kvc", "three", "-n", namespace, "--wait=true")

@@ -20,6 +20,7 @@ from kvtier_operator.local.report import ProcessReport
 from kvtier_operator.local.state import STATE_FILE, read_state
 from kvtier_operator.local.status import report_of
 from kvtier_operator.manifest import load
+from kvtier_operator.testing.serving import eventually
 
 pytestmark = [
     pytest.mark.mooncake,
@@ -181,7 +182,7 @@ def test_the_leader_dies_while_prompts_run_and_no_answer_is_wrong_or_lost(
             up.eventually(lambda now: leader(now) not in {"", killed})
             up.eventually(lambda now: now[killed].ready and now[killed].role == "standby")
             answered = loop.answers
-            assert eventually(lambda: loop.answers >= answered + len(PROMPTS))
+            assert eventually(lambda: loop.answers >= answered + len(PROMPTS), 40)
         assert loop.faults == []
         after = up.processes()
         assert after[killed].state.restarts == 1
@@ -189,7 +190,7 @@ def test_the_leader_dies_while_prompts_run_and_no_answer_is_wrong_or_lost(
         # The log in etcd kept every object: the new leader finds what was stored under the old one and never since. For
         # a moment the engine may still believe that it has no store.
         up.wait_until_stored(KEPT)
-        assert eventually(lambda: from_store(up.complete_without_local_tiers(KEPT)) > 0)
+        assert eventually(lambda: from_store(up.complete_without_local_tiers(KEPT)) > 0, 40)
 
         (told,) = json.loads(up.good_status("--json"))
         (leads,) = [one["state"]["name"] for one in told["processes"] if one["serving"]]
@@ -213,12 +214,3 @@ def test_the_leader_dies_while_prompts_run_and_no_answer_is_wrong_or_lost(
         gone = up.status()
         assert gone.returncode == 3
         assert "ha does not run" in gone.stderr
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 40) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
